@@ -1,0 +1,33 @@
+"""Keep TensorRT-LLM's pipeline-parallel ring moving between decode steps, without touching its source.
+
+    import trtllm_pp_progress
+    trtllm_pp_progress.install()     # before the executor is constructed
+    trtllm_pp_progress.status()      # what is patched, and every counter
+    trtllm_pp_progress.uninstall()
+
+Importing this package imports neither mpi4py nor torch nor TensorRT-LLM.
+"""
+
+from trtllm_pp_progress._install import (
+    IncompatibleError,
+    Installation,
+    install,
+    installed,
+    status,
+    uninstall,
+)
+from trtllm_pp_progress._patch import PatchError
+from trtllm_pp_progress._settings import Settings, SettingsError
+
+__all__ = [
+    "IncompatibleError",
+    "Installation",
+    "PatchError",
+    "Settings",
+    "SettingsError",
+    "install",
+    "installed",
+    "status",
+    "uninstall",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,68 @@
+"""The idle wait: a queue whose blocking get() drives pending sends, and sleeps without waking when there are none."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from trtllm_pp_progress._engine import Engine
+
+__all__ = ["ProgressQueue"]
+
+
+class ProgressQueue(queue.Queue[Any]):
+    """The relay thread's queue: upstream's `get()` becomes the progress engine's turn.
+
+    While a send is pending, a blocking get() without a timeout alternates between a drive and a short wait for the next
+    batch, backing off; a completed send starts the back-off anew. While none is pending it is a plain blocking get: no
+    MPI call and no timed wake-up. A send that another thread posts wakes it. Any other get() is queue.Queue's own.
+
+    None, upstream's order to leave the loop, is handed out once the pending sends are drained (`Engine.drain`, bounded
+    by its deadline): eras B to D free the communicator right after.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        maxsize: int = 0,
+        wait: Callable[[threading.Condition, float | None], object] = threading.Condition.wait,
+    ) -> None:
+        super().__init__(maxsize)
+        self._engine, self._wait = engine, wait
+        self._asleep = False
+        self.consumer: int | None = None  # ident of the thread that gets: the relay thread
+        self.timed_waits = 0
+        engine.on_pending = self._wake
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next item, driving pending sends while there is none."""
+        if not block or timeout is not None:
+            return super().get(block, timeout)
+        self.consumer = threading.get_ident()
+        engine = self._engine
+        pauses = engine.backoff()
+        pause: float | None = None
+        while True:
+            with self.mutex:
+                if not self._qsize():
+                    self._asleep = True  # before asking for pending sends, so that a post in between wakes us
+                    pause = next(pauses) if engine.pending else None
+                    self.timed_waits += pause is not None
+                    self._wait(self.not_empty, pause)
+                    self._asleep = False
+                if self._qsize():
+                    item = self._get()
+                    self.not_full.notify()
+                    break
+            if pause is None or engine.drive():
+                pauses = engine.backoff()
+        if item is None:
+            engine.drain()
+        return item
+
+    def _wake(self) -> None:
+        if self._asleep:
+            with self.mutex:
+                self.not_empty.notify()

@@ -1,0 +1,175 @@
+"""install, uninstall, installed, status: the patch list meets a class, at once or when its module is imported."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from dataclasses import asdict, dataclass
+from types import ModuleType, TracebackType
+from typing import Any
+
+import wrapt
+
+from trtllm_pp_progress._compat import Compatibility, recognise
+from trtllm_pp_progress._mixin import engine_of, grafts
+from trtllm_pp_progress._patch import Patch
+from trtllm_pp_progress._settings import Settings, load
+
+__all__ = ["IncompatibleError", "Installation", "install", "install_automatically", "installed", "status", "uninstall"]
+
+logger = logging.getLogger("trtllm_pp_progress")
+
+MODULE = "tensorrt_llm._torch.pyexecutor.py_executor"
+CLASS = "PyExecutor"
+
+
+class IncompatibleError(RuntimeError):
+    """The class is not of a shape that can be patched; the message says why. Nothing was changed."""
+
+
+@dataclass(eq=False)
+class _Record:
+    compatibility: Compatibility
+    patch: Patch
+    settings: Settings
+    executors: weakref.WeakSet[Any]
+
+
+_lock = threading.RLock()
+_installed: dict[type, _Record] = {}
+_waiting: Settings | None = None  # an install() that waits for upstream's module to be imported
+_hooked = False
+_refused: list[str] = []  # why an automatic install stood down
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What install() did; as a context manager it uninstalls at the end of the block."""
+
+    target: str
+    state: str  # "installed", "already installed", or "waiting for the import of <module>"
+    compatibility: Compatibility | None = None
+    cls: type | None = None
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        uninstall(self.cls)
+
+
+def install(target: type | None = None, settings: Settings | None = None, **arguments: Any) -> Installation:
+    """Patch a PyExecutor-shaped class, by default TensorRT-LLM's; call it before an executor is constructed.
+
+    Not imported yet, upstream's class is patched as soon as its module is imported. A second call changes nothing and
+    says so. Settings come from `settings`, or from arguments, the environment and defaults (see Settings). All or
+    nothing: raises IncompatibleError for a shape that is not known or has nothing to gain, SettingsError for a bad
+    setting, and leaves the class as it was. Executors constructed before keep upstream's relay.
+    """
+    settings = load(Settings, **arguments) if settings is None else settings
+    with _lock:
+        if target is None and (target := _upstream()) is None:
+            return _wait_for_import(settings)
+        if target in _installed:
+            logger.warning("already installed on %s: nothing changed", target.__qualname__)
+            return Installation(_name(target), "already installed", _installed[target].compatibility, target)
+        compatibility = recognise(target)
+        if not compatibility.patch:
+            raise IncompatibleError(f"{_name(target)} is left as it is (era {compatibility.era}): {compatibility.reason}")
+        executors: weakref.WeakSet[Any] = weakref.WeakSet()
+        patch = Patch(grafts(target, settings, executors.add))
+        _installed[target] = _Record(compatibility, patch, settings, executors)
+        logger.info("installed on %s (era %s): %s", _name(target), compatibility.era, compatibility.reason)
+        return Installation(_name(target), "installed", compatibility, target)
+
+
+def uninstall(target: type | None = None) -> list[str]:
+    """Put the originals back, of one class or of all, and return what was restored; without an install, nothing.
+
+    Executors that live keep their progress queue and tables, which go on working; what they call on the class is
+    upstream's again. Raises PatchError, with nothing changed, if somebody patched over ours.
+    """
+    global _waiting
+    with _lock:
+        restored: list[str] = []
+        for cls in [target] if target is not None else list(_installed):
+            if record := _installed.get(cls):
+                names = record.patch.names
+                record.patch.revert()
+                del _installed[cls]
+                restored += names
+        if target is None:
+            _waiting = None
+        return restored
+
+
+def installed(target: type | None = None) -> bool:
+    """Tell whether a class (by default upstream's, or any if that is not imported) is patched now."""
+    target = _upstream() if target is None else target
+    return bool(_installed) if target is None else target in _installed
+
+
+def status() -> dict[str, Any]:
+    """Return what is installed where, why not, the settings, and every living executor's counters; for people and tests."""
+    with _lock:
+        return {
+            "installed": [
+                {
+                    "target": _name(cls),
+                    "era": record.compatibility.era,
+                    "reason": record.compatibility.reason,
+                    "settings": asdict(record.settings),
+                    "executors": [engine.status() for e in list(record.executors) if (engine := engine_of(e))],
+                }
+                for cls, record in _installed.items()
+            ],
+            "waiting": MODULE if _waiting is not None else None,
+            "stood_down": list(_refused),
+        }
+
+
+def install_automatically() -> None:
+    """Install as install() does, but never raise: log why not, once, and let serving start."""
+    try:
+        install()
+    except Exception as error:
+        _stand_down(error)
+
+
+def _stand_down(error: Exception) -> None:
+    # At ERROR: upstream drops warnings of all ranks but the leader.
+    _refused.append(str(error))
+    logger.error("not installed: %s", error)
+
+
+def _wait_for_import(settings: Settings) -> Installation:
+    global _waiting, _hooked
+    _waiting = settings
+    if not _hooked:
+        wrapt.register_post_import_hook(_imported, MODULE)
+        _hooked = True
+    return Installation(f"{MODULE}.{CLASS}", f"waiting for the import of {MODULE}")
+
+
+def _imported(module: ModuleType) -> None:
+    """Install on the class of a module just imported; a hook that raised would fail upstream's import."""
+    global _waiting
+    with _lock:
+        settings, _waiting = _waiting, None
+    if settings is None:
+        return
+    try:
+        install(getattr(module, CLASS), settings)
+    except Exception as error:
+        _stand_down(error)
+
+
+def _upstream() -> type | None:
+    cls = getattr(sys.modules.get(MODULE), CLASS, None)
+    return cls if isinstance(cls, type) else None
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

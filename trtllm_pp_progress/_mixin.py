@@ -1,0 +1,141 @@
+"""What PyExecutor gains: methods and data descriptors, grafted one by one onto the class.
+
+The executor's own loops stay upstream's. The three handle tables and the relay's queue are exchanged where upstream
+assigns them, by data descriptors: the relay thread starts right after its queue is made, so any later moment is a race.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from trtllm_pp_progress._engine import Engine
+from trtllm_pp_progress._idle import ProgressQueue
+from trtllm_pp_progress._patch import Graft
+from trtllm_pp_progress._settings import Settings
+from trtllm_pp_progress._table import HandleTable
+
+__all__ = ["QUEUE", "TABLES", "engine_of", "grafts"]
+
+TABLES = ("send_handles", "send_schedule_handles", "send_expected_batch_num_handles")
+QUEUE = "executed_batch_queue"
+ENGINE = "_pp_progress_engine"
+
+_creating = threading.Lock()
+_inside = threading.local()  # .ring: this thread is in _ring_broadcast_sample_state
+
+
+def engine_of(executor: Any) -> Engine | None:
+    """Return the engine of an executor, or None if it has none yet."""
+    engine = vars(executor).get(ENGINE)
+    return engine if isinstance(engine, Engine) else None
+
+
+def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda executor: None) -> list[Graft]:
+    """Return what to set on a PyExecutor-shaped class of eras B to E; `born` is told of each executor that gets an engine."""
+
+    def engine_for(executor: Any) -> Engine:
+        with _creating:
+            if (engine := engine_of(executor)) is None:
+                engine = vars(executor)[ENGINE] = _new_engine(executor, settings)
+                born(executor)
+            return engine
+
+    def make_progress(original: Any) -> Any:
+        def progress_pp_send_handles(self: Any, send_handles: Any, microbatch_id: int, max_polls: int | None = None) -> bool:
+            """Drive one slot; see Engine.progress_pp_send_handles."""
+            return engine_for(self).progress_pp_send_handles(send_handles, microbatch_id, max_polls)
+
+        return progress_pp_send_handles
+
+    def make_wait(original: Any) -> Any:
+        @functools.wraps(original)
+        def wait_on_pp_send_handles(self: Any, send_handles: Any, microbatch_id: int) -> Any:
+            if send_handles[microbatch_id] is None:
+                return
+            engine = engine_for(self)
+            relay = vars(self).get(QUEUE)
+            if isinstance(relay, ProgressQueue) and relay.consumer == threading.get_ident() and not _in_ring():
+                # Era C's blocking flush after a relay; the next get() drives this send without blocking.
+                engine.progress_pp_send_handles(send_handles, microbatch_id)
+                return
+            engine.wait(send_handles, microbatch_id, lambda: original(self, send_handles, microbatch_id))
+
+        return wait_on_pp_send_handles
+
+    def make_ring(original: Any) -> Any:
+        @functools.wraps(original)
+        def _ring_broadcast_sample_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+            _inside.ring = True
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                _inside.ring = False
+
+        return _ring_broadcast_sample_state
+
+    def make_cleanup(original: Any) -> Any:
+        @functools.wraps(original)
+        def _executor_loop_cleanup(self: Any, *args: Any, **kwargs: Any) -> Any:
+            engine_for(self).close()
+            return original(self, *args, **kwargs)
+
+        return _executor_loop_cleanup
+
+    return [
+        Graft(cls, "progress_pp_send_handles", make_progress),
+        Graft(cls, "wait_on_pp_send_handles", make_wait),
+        Graft(cls, "_ring_broadcast_sample_state", make_ring),
+        Graft(cls, "_executor_loop_cleanup", make_cleanup),
+        *(Graft(cls, name, lambda _, name=name: _Exchange(name, lambda e, v, n=name: _table(engine_for(e), n, v))) for name in TABLES),
+        Graft(cls, QUEUE, lambda _: _Exchange(QUEUE, lambda e, v: _queue(engine_for(e), v))),
+    ]
+
+
+class _Exchange:
+    """A data descriptor that passes what is assigned through `exchange(executor, value)` and keeps it in the instance.
+
+    The value stays where a plain attribute would be, so that removing the descriptor leaves executors working.
+    """
+
+    def __init__(self, name: str, exchange: Any) -> None:
+        self._name, self._exchange = name, exchange
+
+    def __get__(self, executor: Any, owner: type | None = None) -> Any:
+        if executor is None:
+            return self
+        try:
+            return vars(executor)[self._name]
+        except KeyError:
+            raise AttributeError(f"{type(executor).__name__!r} object has no attribute {self._name!r}") from None
+
+    def __set__(self, executor: Any, value: Any) -> None:
+        vars(executor)[self._name] = self._exchange(executor, value)
+
+    def __delete__(self, executor: Any) -> None:
+        if vars(executor).pop(self._name, self) is self:
+            raise AttributeError(self._name)
+
+
+def _in_ring() -> bool:
+    return getattr(_inside, "ring", False)
+
+
+def _table(engine: Engine, name: str, value: Any) -> Any:
+    return engine.table(name, value) if type(value) is list else value
+
+
+def _queue(engine: Engine, value: Any) -> Any:
+    # Only a queue as upstream makes it: new, of the plain class. Anything else is somebody else's design.
+    return ProgressQueue(engine, value.maxsize) if type(value) is queue.Queue and value.empty() else value
+
+
+def _new_engine(executor: Any, settings: Settings) -> Engine:
+    def identify() -> tuple[Any, Any]:
+        dist = vars(executor).get("dist")
+        return getattr(dist, "pp_rank", None), getattr(dist, "next_pp_rank", None)
+
+    return Engine(settings, identify)

@@ -1,0 +1,95 @@
+"""The fallback without a compiler: a Python thread parked in a blocking MPI receive while a send is pending.
+
+A thread that sits in MPI with the GIL released drives every pending send, whatever another thread does with the GIL. It
+costs what the native understudy does not: it spins on a core while a send is pending, competes with the relay for the
+lock of the progress engine, and has to get the GIL once per pending send before it is in place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+from trtllm_pp_progress._understudy import EXIT_TIMEOUT_S, guard_exits, private_comm
+
+__all__ = ["Parked"]
+
+TAG = 1  # on a communicator of our own: nobody else sends on it
+
+
+class Parked:
+    """Drive MPI from a Python thread while a send is pending; same interface as Understudy.
+
+    Raises UnderstudyUnavailable with the reason when it cannot run. Not covered: a GIL taken for good between `driven`
+    and the moment the thread is parked. Call `driven` and `idle` under one lock. `silence_s` and `period_s` are not
+    used: once the GIL is held it is too late to step in.
+    """
+
+    def __init__(self, silence_s: float = 0.0, period_s: float = 0.0, comm: Any = None) -> None:
+        """Start the thread; `comm` is for tests (default: a private duplicate of COMM_SELF)."""
+        self._comm = private_comm() if comm is None else comm
+        self._byte = b"\0"  # sent by freed requests: lives as long as this object
+        self._orders: SimpleQueue[bool] = SimpleQueue()
+        self._armed = False
+        self._stopped = ""
+        self._failed = ""
+        self.ticks = 0
+        self._thread = threading.Thread(target=self._run, name="pp-parked", daemon=True)
+        self._thread.start()
+        guard_exits(self)
+
+    # One order for each receive and one byte for each order: a thread that comes late finds its byte already there, so
+    # no wake-up can be lost and none has to be timed.
+
+    def _run(self) -> None:
+        received = bytearray(1)
+        try:
+            while self._orders.get():
+                self.ticks += 1
+                self._comm.Recv(received, source=0, tag=TAG)
+        except Exception as error:  # MPI is broken: say so in status(), not on stderr in the middle of serving
+            self._failed = f"failed ({error})"
+
+    def driven(self) -> None:
+        """Note that a send is pending: the thread parks in MPI."""
+        if not self._armed and not self._stopped:
+            self._armed = True
+            self._orders.put(True)
+
+    def idle(self) -> None:
+        """Note that nothing is pending: a one-byte send to ourselves releases the thread."""
+        if self._armed:
+            self._armed = False
+            if not self._stopped and not _finalized():
+                self._comm.Isend(self._byte, dest=0, tag=TAG).Free()
+
+    def stop(self, timeout_s: float = EXIT_TIMEOUT_S) -> bool:
+        """Join the thread; return False if it has not left MPI within the timeout. Safe at any time, repeatedly."""
+        if not self._stopped:
+            self.idle()
+            self._orders.put(False)
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+            self._stopped = "stopped"
+            if not _finalized():
+                self._comm.Free()
+            atexit.unregister(self.stop)
+        return True
+
+    @property
+    def state(self) -> str:
+        """One of idle, armed, stopped, off after fork, or failed with the reason."""
+        return self._failed or self._stopped or ("armed" if self._armed else "idle")
+
+    def forked(self) -> None:
+        """Stay off in a forked child: the thread did not come along, and MPI is not to be used here."""
+        self._stopped = "off after fork"
+
+
+def _finalized() -> bool:
+    mpi = sys.modules.get("mpi4py.MPI")  # absent in tests that bring their own communicator
+    return mpi is not None and bool(mpi.Is_finalized())

@@ -1,0 +1,104 @@
+"""Settings: validated once, frozen, and the only reader of the environment.
+
+Precedence: argument, then environment, then default. A bad value is refused with an error that names the variable, the
+value and the valid ones; nothing is clamped in silence.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+__all__ = ["PREFIX", "Settings", "SettingsError", "choice", "load", "number", "setting"]
+
+PREFIX = "TRTLLM_PP_PROGRESS_"  # upstream forwards every TRTLLM variable to its workers
+SWITCH = "TRTLLM_PP_PROGRESS"  # turns the automatic ways in on
+
+T = TypeVar("T")
+Parser = Callable[[Any], Any]
+
+
+class SettingsError(ValueError):
+    """A setting has a value that cannot be used; the message names the variable, the value and the valid ones."""
+
+
+def number(kind: type, low: float, high: float) -> Parser:
+    """Return a parser for a finite `kind` (int or float) between `low` and `high`, both included."""
+
+    def parse(value: Any) -> Any:
+        try:
+            parsed = kind(value)
+            if isinstance(value, bool) or not math.isfinite(parsed) or parsed != float(value):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            parsed = None
+        if parsed is None or not low <= parsed <= high:
+            noun = "a whole number" if kind is int else "a number"
+            raise SettingsError(f"{noun} from {low:g} to {high:g}")
+        return parsed
+
+    return parse
+
+
+def choice(*names: str) -> Parser:
+    """Return a parser for one of `names`."""
+
+    def parse(value: Any) -> str:
+        if value not in names:
+            raise SettingsError("one of " + ", ".join(names))
+        return str(value)
+
+    return parse
+
+
+def setting(default: Any, parse: Parser, meaning: str) -> Any:
+    """Declare a field of a settings class: its default, its parser and one line for people."""
+    return field(default=default, metadata={"parse": parse, "meaning": meaning})
+
+
+def load(cls: type[T], environ: Mapping[str, str] | None = None, *, prefix: str = PREFIX, **arguments: Any) -> T:
+    """Build a settings class from arguments, the environment (`os.environ` if not given) and its defaults.
+
+    Raises SettingsError for a bad value, an unknown argument or an unknown variable with exactly this class's prefix
+    is not an error (another class may own it).
+    """
+    environ = os.environ if environ is None else environ
+    declared = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(arguments) - set(declared))
+    if unknown:
+        raise SettingsError(f"unknown setting {unknown[0]!r}: valid ones are {', '.join(declared)}")
+    values: dict[str, Any] = {}
+    for name, declaration in declared.items():
+        variable = prefix + name.upper()
+        if arguments.get(name) is not None:
+            source, value = name, arguments[name]
+        elif variable in environ:
+            source, value = variable, environ[variable].strip()
+        else:
+            continue
+        try:
+            values[name] = declaration.metadata["parse"](value)
+        except SettingsError as expected:
+            raise SettingsError(f"{source}={value!r} is not valid: {expected}") from None
+    return cls(**values)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an operator can tune; every field is TRTLLM_PP_PROGRESS_<FIELD IN CAPITALS> in the environment."""
+
+    max_polls: int = setting(256, number(int, 1, 1_000_000), "most test() calls in one drive (the poll budget)")
+    backoff_min_us: float = setting(50.0, number(float, 1, 1e6), "first pause between two drives, in microseconds")
+    backoff_max_us: float = setting(500.0, number(float, 1, 1e6), "longest pause between two drives, in microseconds")
+    drain_deadline_s: float = setting(10.0, number(float, 0, 3600), "longest wait of a whole cleanup, in seconds")
+    stall_warning_s: float = setting(10.0, number(float, 0.01, 86400), "a wait this long is logged, in seconds")
+    mode: str = setting("auto", choice("auto", "poll"), "which driver makes sends progress")
+
+    def __post_init__(self) -> None:
+        if self.backoff_min_us > self.backoff_max_us:
+            raise SettingsError(
+                f"backoff_min_us={self.backoff_min_us:g} is not valid: at most backoff_max_us={self.backoff_max_us:g}"
+            )

@@ -1,0 +1,120 @@
+"""The handle table: a list that knows which of its slots hold a pending send."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trtllm_pp_progress._handles import Probe
+
+__all__ = ["ABANDONED", "Abandoned", "Counters", "HandleTable", "Pending", "Sends", "clear_slot"]
+
+
+@dataclass
+class Counters:
+    """What happened in one table; fields only grow. Times are in seconds, from posted to seen complete."""
+
+    posts: int = 0
+    completions: int = 0
+    drives: int = 0
+    polls: int = 0
+    exhausted: int = 0  # drives that spent their budget with a send still pending
+    busy: int = 0  # drives that found another thread at work and left (approximate: counted without the lock)
+    stalls: int = 0  # stall warnings
+    abandoned: int = 0
+    displaced: int = 0  # pending sends whose slot was overwritten
+    failed: int = 0  # handles that raised
+    unknown: int = 0  # handles left to upstream's own wait
+    parked_s: float = 0.0
+    parked_max_s: float = 0.0
+
+
+@dataclass(eq=False)
+class Pending:
+    """A send that was posted and is not known to be complete; times are of the engine's clock."""
+
+    slot: int
+    handle: Any
+    probe: Probe
+    posted: float
+    warned: float
+    polls: int = 0
+
+
+@dataclass(eq=False)
+class Sends:
+    """What is known of the sends of one table.
+
+    `pending` maps a slot to its send, so that looking for work costs nothing for empty slots (upstream keeps 1,024).
+    `lock` belongs to the one thread that may test or wait: two threads in one request at once is erroneous (MPI 4.1,
+    section 11.6). `displaced` keeps pending sends alive that somebody overwrote: their buffers are still in use.
+    """
+
+    name: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    counters: Counters = field(default_factory=Counters)
+    pending: dict[int, Pending] = field(default_factory=dict)
+    displaced: list[Pending] = field(default_factory=list)
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """Return the counters, and slot and age in seconds of what is pending."""
+        pending = [{"slot": record.slot, "age_s": now - record.posted} for record in list(self.pending.values())]
+        return asdict(self.counters) | {"pending": pending}
+
+
+@dataclass(frozen=True, eq=False)
+class Abandoned:
+    """A send given up at a deadline: kept alive, never cancelled or freed (open-mpi/ompi#9626)."""
+
+    table: str
+    slot: int
+    rank: Any
+    peer: Any
+    age_s: float
+    handle: Any
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything but the handle."""
+        return {name: value for name, value in vars(self).items() if name != "handle"}
+
+
+ABANDONED: list[Abandoned] = []  # for the life of the process: MPI may still read these buffers
+
+
+class HandleTable(list[Any]):
+    """Upstream's list of send handles, one per microbatch slot, which reports what is written to it.
+
+    It stays a list: indexing, tests for None and loops mean what they meant. `posted(table, slot)` is called after a
+    handle was written to a slot.
+    """
+
+    def __init__(self, name: str, handles: Iterable[Any], posted: Callable[[HandleTable, int], None]) -> None:
+        super().__init__(handles)
+        self.sends = Sends(name)
+        self._posted = posted
+        for slot, handle in enumerate(self):
+            if handle is not None:
+                posted(self, slot)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        slots = range(*index.indices(len(self))) if isinstance(index, slice) else (range(len(self))[index],)
+        super().__setitem__(index, value)
+        for slot in slots:
+            handle = self[slot]
+            previous = self.sends.pending.get(slot)
+            if previous is not None and previous.handle is handle:
+                continue
+            self.sends.pending.pop(slot, None)
+            if handle is None:
+                continue
+            if previous is not None:
+                self.sends.displaced.append(previous)
+                self.sends.counters.displaced += 1
+            self._posted(self, slot)
+
+
+def clear_slot(handles: Any, slot: int) -> None:
+    """Empty a slot, of a handle table without the bookkeeping of an assignment."""
+    list.__setitem__(handles, slot, None)

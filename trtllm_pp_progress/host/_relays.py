@@ -1,0 +1,117 @@
+"""The relay of each era, as a difference from HostExecutor; honest peers to measure against.
+
+`POLICIES` names them as the bench does. Each costs what upstream's costs: no more, no less.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from typing import Any
+
+from trtllm_pp_progress.host._dist import PPCommTag
+from trtllm_pp_progress.host._executor import HostExecutor
+from trtllm_pp_progress.host._state import BatchStatePP
+
+__all__ = ["POLICIES", "FlushExecutor", "InlineExecutor", "IprobeExecutor", "OneshotExecutor"]
+
+
+class FlushExecutor(HostExecutor):
+    """Era C (#12528): with nothing left to relay, block until the send is complete. Fast, and the one that hangs."""
+
+    def _broadcast_sample_state_loop(self) -> None:
+        self.dist.set_thread_local_comm(self._broadcast_mpi_comm)
+        while (batch := self.executed_batch_queue.get()) is not None:
+            self._ring_broadcast_sample_state(batch)
+            if self.executed_batch_queue.empty():
+                self.wait_on_pp_send_handles(self.send_handles, batch.microbatch_id)
+
+
+class OneshotExecutor(HostExecutor):
+    """#14850 as proposed: with nothing left to relay, one burst of at most 64 tests."""
+
+    polls = 0
+
+    def _broadcast_sample_state_loop(self) -> None:
+        self.dist.set_thread_local_comm(self._broadcast_mpi_comm)
+        while (batch := self.executed_batch_queue.get()) is not None:
+            self._ring_broadcast_sample_state(batch)
+            if self.executed_batch_queue.empty():
+                self.progress_pp_send_handles(self.send_handles, batch.microbatch_id)
+
+    def progress_pp_send_handles(self, send_handles: list[Any], microbatch_id: int, max_polls: int = 64) -> None:
+        """Test one slot's send until it is complete, at most `max_polls` times."""
+        handle = send_handles[microbatch_id]
+        if handle is None:
+            return
+        for _ in range(max_polls):
+            self.polls += 1
+            if handle.test()[0]:
+                send_handles[microbatch_id] = None
+                return
+
+
+class IprobeExecutor(HostExecutor):
+    """Era H with the thread relay (#19643): while idle, an Iprobe for a tag nobody sends, every 5 ms."""
+
+    POLL_S = 0.005
+    polls = 0
+
+    def _broadcast_sample_state_loop(self) -> None:
+        self.dist.set_thread_local_comm(self._broadcast_mpi_comm)
+        while (batch := self._next_batch()) is not None:
+            self._ring_broadcast_sample_state(batch)
+
+    def _next_batch(self) -> BatchStatePP | None:
+        while True:
+            try:
+                return self.executed_batch_queue.get(timeout=self.POLL_S)
+            except queue.Empty:
+                self.polls += 1
+                self.dist.touch()
+
+
+class InlineExecutor(HostExecutor):
+    """Era G by default (#16170, #18135): the executor thread relays, and drains before a forward; the thread idles.
+
+    A rank receives the schedule first, inside MPI, and waits for the activation afterwards, as upstream does: what is
+    parked is parked during a forward or while waiting for the activation.
+    """
+
+    MIN_ASYNC_MICRO_BATCH_NUM = 1  # as many slots as ranks
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._to_relay: deque[BatchStatePP] = deque()
+
+    def _await_activation(self) -> None:
+        self.dist.await_message(self.dist.prev_pp_rank, PPCommTag.SCHEDULE_RESULT)
+
+    def _before_forward(self, microbatch_id: int) -> None:
+        if self.dist.is_last_pp_rank:
+            due = (microbatch_id + 1 - self.dist.pp_size) % self.num_micro_batches
+            self.wait_on_pp_send_handles(self.send_handles, due)
+        else:
+            for slot in range(self.num_micro_batches):
+                self.wait_on_pp_send_handles(self.send_handles, slot)
+        super()._await_activation()
+
+    def _relay(self, batch: BatchStatePP) -> None:
+        self._to_relay.append(batch)
+        # The last rank sends at once. The others receive only when nothing else can run, or the pipeline is full.
+        if self.dist.is_last_pp_rank or self._last_of_queue or len(self._to_relay) >= self.dist.pp_size:
+            self._ring_broadcast_sample_state(self._to_relay.popleft())
+
+    def _next_executed_batch(self) -> BatchStatePP:
+        if self.executed_batch_response_queue.empty():
+            self._ring_broadcast_sample_state(self._to_relay.popleft())
+        return self.executed_batch_response_queue.get()
+
+
+POLICIES: dict[str, type[HostExecutor]] = {
+    "regressed": HostExecutor,
+    "flush": FlushExecutor,
+    "oneshot": OneshotExecutor,
+    "inline": InlineExecutor,
+    "iprobe": IprobeExecutor,
+}

@@ -1,0 +1,99 @@
+"""The model-free stage: takes the time of a stage, hands a small activation on, and samples a payload of a given size."""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from trtllm_pp_progress.host._state import Host, Request
+
+__all__ = ["RingStage", "connect_pipeline"]
+
+VARIANTS = 4  # payloads in rotation, so that a stale or repeated one is seen
+
+
+class RingStage:
+    """A stage of `compute_s` seconds, outside MPI and with the GIL released, as a host waiting for its GPU is.
+
+    Activations are one byte over TCP. The last rank's payloads are `payload_bytes` random bytes, known to every rank,
+    so that each received one is compared in full, in order.
+    """
+
+    def __init__(
+        self, before: socket.socket | None, after: socket.socket | None, compute_s: float, payload_bytes: int
+    ) -> None:
+        self._before, self._after, self._compute_s = before, after, compute_s
+        self._payloads = [random.Random(seed).randbytes(payload_bytes) for seed in range(VARIANTS)]
+        self._sampled = 0
+        self._checked = 0
+
+    def receive(self, timeout: float | None) -> bool:
+        """Wait for an activation on the socket."""
+        if self._before is None:
+            return True
+        if not select.select([self._before], [], [], timeout)[0]:
+            return False
+        if not self._before.recv(1):
+            raise ConnectionError("the previous stage closed its connection")
+        return True
+
+    def forward(self, requests: Sequence[Request]) -> Host | None:
+        """Sleep, then send the activation on or sample."""
+        if requests:
+            time.sleep(self._compute_s)
+        if self._after is not None:
+            self._after.send(b"a")
+            return None
+        if not requests:
+            return None
+        step = self._sampled
+        self._sampled += 1
+        return Host([step] * len(requests), self._payloads[step % VARIANTS], step)
+
+    def check(self, host: Host) -> int:
+        """Compare a received payload with what was sent, and its number with the one due."""
+        due = self._checked
+        self._checked += 1
+        return int(host.step != due or host.payload != self._payloads[due % VARIANTS])
+
+    def release(self, request: Request) -> None:
+        """Do nothing: there is no cache."""
+
+    def close(self) -> None:
+        """Close both connections."""
+        for connection in (self._before, self._after):
+            if connection is not None:
+                connection.close()
+
+
+def connect_pipeline(comm: Any) -> tuple[socket.socket | None, socket.socket | None]:
+    """Connect each rank with the previous and the next one over TCP, outside MPI; collective, on the main thread.
+
+    Returns (before, after); the first rank has no before, the last no after.
+    """
+    rank, size = comm.Get_rank(), comm.Get_size()
+    listener = socket.create_server(("", 0), backlog=1)
+    host = socket.gethostname()
+    addresses = comm.allgather((host, _address(host), listener.getsockname()[1]))
+    before = after = None
+    if rank < size - 1:
+        next_host, address, port = addresses[rank + 1]
+        after = socket.create_connection(("127.0.0.1" if next_host == host else address, port), timeout=30)
+        after.settimeout(None)
+        after.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if rank > 0:
+        listener.settimeout(30)
+        before, _ = listener.accept()
+    listener.close()
+    return before, after
+
+
+def _address(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return "127.0.0.1"

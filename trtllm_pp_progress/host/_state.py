@@ -1,0 +1,82 @@
+"""What the executor and its stages pass around."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["BatchStatePP", "Host", "Request", "SampleState", "Scheduled", "Stage"]
+
+
+@dataclass
+class Request:
+    """One request, known to every rank; `tokens` are those generated and handled so far."""
+
+    request_id: int
+    prompt: Sequence[int]
+    max_tokens: int
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its tokens are there."""
+        return len(self.tokens) >= self.max_tokens
+
+
+@dataclass
+class Host:
+    """The sample state on the host, which travels the ring: a token for each request of the batch, in its order.
+
+    `payload` stands for what makes upstream's message large (logits, log-probs). `posted` is the sender's monotonic
+    clock just before isend, in seconds: comparable between processes of one machine only.
+    """
+
+    new_tokens: list[int]
+    payload: Any = b""
+    step: int = 0
+    posted: float = 0.0
+
+
+@dataclass
+class SampleState:
+    """Upstream's sample state, as far as the relay looks at it."""
+
+    requests: list[Request]
+    host: Host | None = None
+
+
+@dataclass
+class Scheduled:
+    """The schedule of one iteration as it travels down the pipeline; without request ids it is the order to stop."""
+
+    request_ids: list[int]
+    new_requests: list[Request]
+    last_of_queue: bool = False  # no other batch can be scheduled before this one is handled
+
+
+@dataclass
+class BatchStatePP:
+    """One executed microbatch on its way round the ring."""
+
+    microbatch_id: int
+    sample_state: SampleState
+
+
+class Stage(Protocol):
+    """One pipeline stage. Nothing in it enters MPI: activations travel beside it, as NCCL's do upstream."""
+
+    def receive(self, timeout: float | None) -> bool:
+        """Wait outside MPI for the next activation, at most `timeout` seconds; rank 0 never waits."""
+
+    def forward(self, requests: Sequence[Request]) -> Host | None:
+        """Run a batch and send the activation on; the last rank samples instead. An empty batch is passed on as such."""
+
+    def check(self, host: Host) -> int:
+        """Return how many payloads of a received sample state are wrong."""
+
+    def release(self, request: Request) -> None:
+        """Free what is kept for a finished request."""
+
+    def close(self) -> None:
+        """Give up the connection; nothing is sent afterwards."""
