@@ -28,7 +28,8 @@ class Engine:
     """Drives the pending sends of one executor.
 
     Every method may be called from any thread. `identify` returns (rank, peer) for messages; `clock` and `pause` are
-    seconds and a sleep. `on_pending` is called, on the posting thread, when a posted send did not complete at once.
+    seconds and a sleep. The idle wait sets `driver_awake` and `wake_driver`: a send posted while the driver is awake is
+    left to it, for a test would only cost the posting thread the GIL; otherwise one test shows whether to wake it.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class Engine:
         self.tables: dict[str, HandleTable] = {}
         self.abandoned: list[Abandoned] = []
         self.deadline: float | None = None  # set once the executor is closing
-        self.on_pending: Callable[[], None] = lambda: None
+        self.driver_awake: Callable[[], bool] = lambda: False
+        self.wake_driver: Callable[[], None] = lambda: None
         self._identify, self._clock, self._pause = identify, clock, pause
         self._plain: dict[int, tuple[Any, Sends]] = {}  # by id; the list is kept so that its id stays its own
         self._said: set[str] = set()
@@ -54,8 +56,8 @@ class Engine:
 
     @property
     def pending(self) -> bool:
-        """Whether any send is known to be pending."""
-        return any(table.sends.pending for table in self.tables.values())
+        """Whether any send may be pending."""
+        return any(table.sends for table in self.tables.values())
 
     # Driving
 
@@ -69,26 +71,30 @@ class Engine:
         budget = self.settings.max_polls if max_polls is None else max_polls
         if not budget >= 1:
             raise ValueError(f"max_polls={max_polls!r} is not valid: at least 1")
-        if send_handles[microbatch_id] is None:
+        handle = send_handles[microbatch_id]
+        if handle is None:
             return True
         sends = self._sends(send_handles)
-        if not isinstance(send_handles, HandleTable):  # a plain list does not report what is written to it
-            self._note(send_handles, sends, microbatch_id)
-        self._drive(send_handles, sends, [microbatch_id], budget)
+        if not isinstance(send_handles, HandleTable) and microbatch_id not in sends.pending:
+            sends.fresh.append((microbatch_id, handle, self._clock()))  # a plain list does not report what is posted
+        self._drive(send_handles, sends, budget, microbatch_id)
         return send_handles[microbatch_id] is None
 
     def drive(self) -> bool:
         """Drive every pending send of every table, one budget a table; true when none is left."""
         for table in self.tables.values():
-            if table.sends.pending:
-                self._drive(table, table.sends, list(table.sends.pending), self.settings.max_polls)
+            if table.sends:
+                self._drive(table, table.sends, self.settings.max_polls)
         return not self.pending
 
-    def _drive(self, handles: Any, sends: Sends, slots: list[int], budget: int) -> None:
+    def _drive(self, handles: Any, sends: Sends, budget: int, only: int | None = None) -> None:
         if not sends.lock.acquire(blocking=False):
             sends.counters.busy += 1
             return
         try:
+            while sends.fresh:
+                self._look_at(sends, *sends.fresh.pop(0))
+            slots = list(sends.pending) if only is None else [only]
             polls = 0
             while polls < budget and (slots := [slot for slot in slots if slot in sends.pending]):
                 for slot in slots[: budget - polls]:
@@ -102,8 +108,26 @@ class Engine:
         finally:
             sends.lock.release()
 
+    def _look_at(self, sends: Sends, slot: int, handle: Any, posted: float) -> None:
+        sends.counters.posts += 1
+        try:
+            sends.pending[slot] = Pending(slot, handle, probe(handle), posted, posted)
+        except UnknownShapeError as error:
+            self._leave(sends, slot, error)
+
+    def _leave(self, sends: Sends, slot: int, error: Exception) -> None:
+        """Leave a slot to upstream's own wait, which expects what it will meet."""
+        unknown = isinstance(error, UnknownShapeError)
+        sends.counters.unknown += unknown
+        sends.counters.failed += not unknown
+        sends.left.add(slot)  # before it leaves `pending`: wait() relies on this order
+        sends.pending.pop(slot, None)
+        key = f"{error}" if unknown else f"{sends.name}[{slot}] {error}"
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("rank %s: %s[%d] is left to upstream's own wait: %r", self._identify()[0], sends.name, slot, error)
+
     def _test(self, handles: Any, sends: Sends, slot: int, record: Pending) -> None:
-        """Test once; what is complete, failed, or has to be left to upstream's wait is no longer pending."""
         counters = sends.counters
         counters.polls += 1
         record.polls += 1
@@ -114,41 +138,29 @@ class Engine:
                 counters.parked_s += parked
                 counters.parked_max_s = max(counters.parked_max_s, parked)
                 if handles[slot] is record.handle:
-                    clear_slot(handles, slot)  # before it leaves `pending`: wait() relies on this order
-            elif record.probe.certain or record.polls < UNCERTAIN_POLLS:
+                    clear_slot(handles, slot)
+                sends.pending.pop(slot, None)
+            elif not record.probe.certain and record.polls >= UNCERTAIN_POLLS:
+                raise UnknownShapeError(f"{type(record.handle).__qualname__}: polling does not complete it, the backend needs wait()")
+        except Exception as error:
+            self._leave(sends, slot, error)
+
+    def _posted(self, table: HandleTable, slot: int, handle: Any) -> None:
+        # Upstream's executor thread passes here on its critical path, so the common case, eager and complete, is short.
+        sends = table.sends
+        if not self.driver_awake():
+            try:
+                complete = handle.test()[0] is True
+            except Exception:
+                complete = False  # whatever it is, the drive below meets it again and says so
+            if complete:
+                sends.counters.posts += 1
+                sends.counters.completions += 1
+                clear_slot(table, slot)
                 return
-            else:
-                counters.unknown += 1
-                self._say_once("uncertain", "%s[%d]: polling does not complete it, the backend needs wait()", sends.name, slot)
-        except UnknownShapeError as error:
-            counters.unknown += 1
-            self._say_once(f"shape {error}", "left to upstream's own wait: %s", error)
-        except Exception as error:  # upstream's own wait will meet it too, where upstream expects it
-            counters.failed += 1
-            self._say_once(f"{sends.name}[{slot}]{error}", "testing %s[%d] failed: %r", sends.name, slot, error)
-        sends.pending.pop(slot, None)
-
-    def _posted(self, table: HandleTable, slot: int) -> None:
-        self._note(table, table.sends, slot)
-        if record := table.sends.pending.get(slot):
-            if table.sends.lock.acquire(blocking=False):
-                try:
-                    self._test(table, table.sends, slot, record)  # an eager send is complete already
-                finally:
-                    table.sends.lock.release()
-            if table.sends.pending:
-                self.on_pending()
-
-    def _note(self, handles: Any, sends: Sends, slot: int) -> None:
-        if slot in sends.pending:
-            return
-        sends.counters.posts += 1
-        now = self._clock()
-        try:
-            sends.pending[slot] = Pending(slot, handles[slot], probe(handles[slot]), now, now)
-        except UnknownShapeError as error:
-            sends.counters.unknown += 1
-            self._say_once(f"shape {error}", "left to upstream's own wait: %s", error)
+        sends.fresh.append((slot, handle, self._clock()))
+        if not self.driver_awake():
+            self.wake_driver()
 
     # Waiting
 
@@ -162,9 +174,8 @@ class Engine:
         sends = self._sends(send_handles)
         pauses = self.backoff()
         while not self.progress_pp_send_handles(send_handles, microbatch_id):
-            if microbatch_id not in sends.pending:
-                if send_handles[microbatch_id] is not None:
-                    self._wait_upstream(send_handles, sends, microbatch_id, upstream_wait)
+            if microbatch_id in sends.left:
+                self._wait_upstream(send_handles, sends, microbatch_id, upstream_wait)
                 return
             if self.deadline is not None and self._clock() >= self.deadline:
                 self._abandon(send_handles, sends, microbatch_id)
@@ -205,6 +216,7 @@ class Engine:
                 raise
             logger.error("rank %s: %s[%d] failed while closing, dropped: %r", self._identify()[0], sends.name, slot, error)
             clear_slot(handles, slot)
+            sends.left.discard(slot)
 
     def _abandon(self, handles: Any, sends: Sends, slot: int) -> None:
         with sends.lock:  # bounded: a drive holds it no longer than its budget
@@ -235,11 +247,6 @@ class Engine:
             rank, peer = self._identify()
             told = (rank, sends.name, record.slot, peer, now - record.posted)
             logger.warning("rank %s: the send in %s[%d] to rank %s is pending for %.1f s", *told)
-
-    def _say_once(self, key: str, message: str, *args: Any) -> None:
-        if key not in self._said:
-            self._said.add(key)
-            logger.warning("rank %s: " + message, self._identify()[0], *args)
 
     def _sends(self, handles: Any) -> Sends:
         if isinstance(handles, HandleTable):

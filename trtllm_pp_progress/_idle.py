@@ -31,10 +31,10 @@ class ProgressQueue(queue.Queue[Any]):
     ) -> None:
         super().__init__(maxsize)
         self._engine, self._wait = engine, wait
-        self._asleep = False
+        self._asleep = True
         self.consumer: int | None = None  # ident of the thread that gets: the relay thread
         self.timed_waits = 0
-        engine.on_pending = self._wake
+        engine.driver_awake, engine.wake_driver = self._awake, self._wake
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return the next item, driving pending sends while there is none."""
@@ -43,26 +43,29 @@ class ProgressQueue(queue.Queue[Any]):
         self.consumer = threading.get_ident()
         engine = self._engine
         pauses = engine.backoff()
-        pause: float | None = None
+        if engine.pending and self.empty():
+            engine.drive()
         while True:
             with self.mutex:
                 if not self._qsize():
                     self._asleep = True  # before asking for pending sends, so that a post in between wakes us
-                    pause = next(pauses) if engine.pending else None
-                    self.timed_waits += pause is not None
-                    self._wait(self.not_empty, pause)
+                    self._asleep = not (pending := engine.pending)
+                    self.timed_waits += pending
+                    self._wait(self.not_empty, next(pauses) if pending else None)
                     self._asleep = False
                 if self._qsize():
                     item = self._get()
                     self.not_full.notify()
                     break
-            if pause is None or engine.drive():
+            if engine.drive() or not pending:
                 pauses = engine.backoff()
         if item is None:
             engine.drain()
         return item
 
+    def _awake(self) -> bool:
+        return not self._asleep
+
     def _wake(self) -> None:
-        if self._asleep:
-            with self.mutex:
-                self.not_empty.notify()
+        with self.mutex:
+            self.not_empty.notify()

@@ -31,7 +31,7 @@ class Counters:
     parked_max_s: float = 0.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Pending:
     """A send that was posted and is not known to be complete; times are of the engine's clock."""
 
@@ -47,16 +47,24 @@ class Pending:
 class Sends:
     """What is known of the sends of one table.
 
-    `pending` maps a slot to its send, so that looking for work costs nothing for empty slots (upstream keeps 1,024).
-    `lock` belongs to the one thread that may test or wait: two threads in one request at once is erroneous (MPI 4.1,
-    section 11.6). `displaced` keeps pending sends alive that somebody overwrote: their buffers are still in use.
+    `fresh` holds what was posted and not looked at yet, `pending` what is known not to be complete, by slot: looking
+    for work costs nothing for empty slots (upstream keeps 1,024). `left` names the slots whose handle cannot be tested
+    or has failed, which are upstream's to wait for. `lock` belongs to the one thread that may test or wait: two threads
+    in one request at once is erroneous (MPI 4.1, section 11.6). `displaced` keeps pending sends alive that somebody
+    overwrote: their buffers are still in use.
     """
 
     name: str
     lock: threading.Lock = field(default_factory=threading.Lock)
     counters: Counters = field(default_factory=Counters)
+    fresh: list[tuple[int, Any, float]] = field(default_factory=list)
     pending: dict[int, Pending] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
     displaced: list[Pending] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether anything may be pending."""
+        return bool(self.fresh or self.pending)
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return the counters, and slot and age in seconds of what is pending."""
@@ -86,33 +94,35 @@ ABANDONED: list[Abandoned] = []  # for the life of the process: MPI may still re
 class HandleTable(list[Any]):
     """Upstream's list of send handles, one per microbatch slot, which reports what is written to it.
 
-    It stays a list: indexing, tests for None and loops mean what they meant. `posted(table, slot)` is called after a
-    handle was written to a slot.
+    It stays a list: indexing, tests for None and loops mean what they meant. `posted(table, slot, handle)` is called
+    after a handle was written to a slot.
     """
 
-    def __init__(self, name: str, handles: Iterable[Any], posted: Callable[[HandleTable, int], None]) -> None:
+    def __init__(self, name: str, handles: Iterable[Any], posted: Callable[[HandleTable, int, Any], None]) -> None:
         super().__init__(handles)
         self.sends = Sends(name)
         self._posted = posted
         for slot, handle in enumerate(self):
             if handle is not None:
-                posted(self, slot)
+                posted(self, slot, handle)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        slots = range(*index.indices(len(self))) if isinstance(index, slice) else (range(len(self))[index],)
+        if isinstance(index, slice):
+            for slot, handle in zip(range(*index.indices(len(self))), list(value), strict=True):
+                self[slot] = handle
+            return
         super().__setitem__(index, value)
-        for slot in slots:
-            handle = self[slot]
-            previous = self.sends.pending.get(slot)
-            if previous is not None and previous.handle is handle:
-                continue
-            self.sends.pending.pop(slot, None)
-            if handle is None:
-                continue
-            if previous is not None:
-                self.sends.displaced.append(previous)
-                self.sends.counters.displaced += 1
-            self._posted(self, slot)
+        if index < 0:
+            index += len(self)
+        sends = self.sends
+        if index in sends.pending or index in sends.left:
+            previous = sends.pending.pop(index, None)
+            sends.left.discard(index)
+            if previous is not None and value is not None:
+                sends.displaced.append(previous)
+                sends.counters.displaced += 1
+        if value is not None:
+            self._posted(self, index, value)
 
 
 def clear_slot(handles: Any, slot: int) -> None:

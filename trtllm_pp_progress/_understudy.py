@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from threading import get_ident, get_native_id
 from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
@@ -50,9 +51,9 @@ class _Shared(ctypes.Structure):
 
     _fields_ = (
         ("driven_ns", ctypes.c_int64),
+        ("driver", ctypes.c_int64),
         ("asleep", ctypes.c_int64),
         ("ticks", ctypes.c_int64),
-        ("wakeups", ctypes.c_int64),
         ("error", ctypes.c_int64),
         ("silence_ns", ctypes.c_int64),
         ("period_ns", ctypes.c_int64),
@@ -195,7 +196,7 @@ class Understudy:
         shared.silence_ns, shared.period_ns = int(silence_s * 1e9), int(period_s * 1e9)
         shared.iprobe, shared.comm = self._probe.function, self._probe.comm
         shared.comm_is_pointer, shared.any_source = self._probe.comm_is_pointer, self._probe.any_source
-        self._stopped = ""
+        self._driver, self._stopped = 0, ""
         failed = self._library.start(self._address)
         if failed:
             self._probe.release()
@@ -204,7 +205,9 @@ class Understudy:
 
     def driven(self) -> None:
         """Note that the driver has just driven and a send is pending; wakes the thread if it sleeps."""
-        shared = self._shared
+        shared, thread = self._shared, get_ident()
+        if thread != self._driver:
+            self._driver, shared.driver = thread, get_native_id()
         if shared.driven_ns and not shared.asleep:
             shared.driven_ns = monotonic_ns()
         elif not self._stopped:
