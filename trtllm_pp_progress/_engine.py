@@ -92,8 +92,7 @@ class Engine:
             sends.counters.busy += 1
             return
         try:
-            while sends.fresh:
-                self._look_at(sends, *sends.fresh.pop(0))
+            self._look_at_fresh(sends)
             slots = list(sends.pending) if only is None else [only]
             polls = 0
             while polls < budget and (slots := [slot for slot in slots if slot in sends.pending]):
@@ -108,12 +107,14 @@ class Engine:
         finally:
             sends.lock.release()
 
-    def _look_at(self, sends: Sends, slot: int, handle: Any, posted: float) -> None:
-        sends.counters.posts += 1
-        try:
-            sends.pending[slot] = Pending(slot, handle, probe(handle), posted, posted)
-        except UnknownShapeError as error:
-            self._leave(sends, slot, error)
+    def _look_at_fresh(self, sends: Sends) -> None:
+        while sends.fresh:
+            slot, handle, posted = sends.fresh.pop(0)
+            sends.counters.posts += 1
+            try:
+                sends.pending[slot] = Pending(slot, handle, probe(handle), posted, posted)
+            except UnknownShapeError as error:
+                self._leave(sends, slot, error)
 
     def _leave(self, sends: Sends, slot: int, error: Exception) -> None:
         """Leave a slot to upstream's own wait, which expects what it will meet."""
@@ -195,7 +196,7 @@ class Engine:
         while not self.drive():
             if self._clock() >= deadline:
                 for table in self.tables.values():
-                    for slot in list(table.sends.pending):
+                    for slot in {*table.sends.pending, *(slot for slot, _, _ in table.sends.fresh)}:
                         self._abandon(table, table.sends, slot)
                 return False
             self._pause(next(pauses))
@@ -220,6 +221,7 @@ class Engine:
 
     def _abandon(self, handles: Any, sends: Sends, slot: int) -> None:
         with sends.lock:  # bounded: a drive holds it no longer than its budget
+            self._look_at_fresh(sends)
             if (record := sends.pending.get(slot)) is None:
                 return
             kept = Abandoned(sends.name, slot, *self._identify(), self._clock() - record.posted, record.handle)

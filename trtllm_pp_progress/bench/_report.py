@@ -1,0 +1,72 @@
+"""Print rows for people, and write them for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import trtllm_pp_progress
+from trtllm_pp_progress.bench._measure import Row
+
+__all__ = ["SCHEMA", "environment", "print_table", "write_json"]
+
+SCHEMA = 1
+REFERENCE = "flush"  # the fastest relay there was, and the one that hangs
+
+
+def environment(transport: str) -> dict[str, Any]:
+    """Describe what was measured on; imports mpi4py."""
+    import mpi4py
+    from mpi4py import MPI
+
+    return {
+        "trtllm_pp_progress": trtllm_pp_progress.__version__,
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "mpi": MPI.Get_library_version().split("\0")[0].split(",")[0].strip(),
+        "mpi4py": mpi4py.__version__,
+        "thread_level": MPI.Query_thread(),
+        "transport": transport,
+        "UCX_TLS": os.environ.get("UCX_TLS", ""),
+    }
+
+
+def print_table(rows: Sequence[Row], console: Console) -> None:
+    """Print one table a scenario; the ratio is to the flush relay of the same run."""
+    for scenario in dict.fromkeys(row.scenario for row in rows):
+        chosen = [row for row in rows if row.scenario == scenario]
+        reference = next((row.tokens_per_s for row in chosen if row.policy == REFERENCE), None)
+        reentry = "/".join(f"{period:.3g}" for period in chosen[0].reentry_ms)
+        table = Table(
+            title=f"{scenario}: PP{chosen[0].pp}, {chosen[0].payload_bytes:,} bytes, re-entry period {reentry} ms by rank ({chosen[0].policy})",
+            title_justify="left",
+        )
+        for column in ("policy", "tokens/s", f"of {REFERENCE}", "parked p50", "p99", "max ms", "polls/step", "CPU cores", "wrong"):
+            table.add_column(column, justify="left" if column == "policy" else "right")
+        for row in chosen:
+            table.add_row(
+                row.policy,
+                f"{row.tokens_per_s:.2f}",
+                "-" if reference is None else f"{row.tokens_per_s / reference:.3f}",
+                f"{row.parked_ms_p50:.2f}",
+                f"{row.parked_ms_p99:.2f}",
+                f"{row.parked_ms_max:.2f}",
+                f"{row.polls_per_step:.1f}",
+                f"{row.cpu_cores:.2f}",
+                str(row.wrong),
+            )
+        console.print(table)
+
+
+def write_json(path: Path, rows: Sequence[Row], described: dict[str, Any]) -> None:
+    """Write rows with their raw samples; the schema number changes when a key changes its meaning."""
+    text = json.dumps({"schema": SCHEMA, "environment": described, "rows": [asdict(row) for row in rows]})
+    path.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,82 @@
+"""The bench as one rank sees it: every repetition of every policy in every scenario, interleaved."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from mpi4py import MPI
+from rich.console import Console
+
+from trtllm_pp_progress.bench._measure import Outcome, Row, row, run
+from trtllm_pp_progress.bench._report import environment, print_table, write_json
+from trtllm_pp_progress.bench._scenarios import SCENARIOS, Scenario
+from trtllm_pp_progress.host import RingStage, connect_pipeline
+
+__all__ = ["bench_rank"]
+
+PROMPT = [0]
+
+
+def bench_rank(
+    transport: str,
+    policies: list[str],
+    scenarios: list[str],
+    repeat: int,
+    compute_ms: float | None,
+    payload: int | None,
+    reentry_ms: float | None,
+    steps: int | None,
+    json_file: Path | None,
+) -> int:
+    """Measure as one rank of COMM_WORLD and report on rank 0; return the exit code: 1 if any payload was wrong."""
+    comm = MPI.COMM_WORLD
+    console = Console(file=sys.stdout, width=120, no_color=True)  # mpirun's terminal has no width to trust
+    progress = Console(file=sys.stderr)
+    rows: list[Row] = []
+    for name in scenarios:
+        scenario = _adapted(SCENARIOS[name], compute_ms, payload, reentry_ms, steps)
+        outcomes: dict[str, list[Outcome]] = {policy: [] for policy in policies}
+        for repetition in range(repeat):
+            for policy in policies:
+                outcome = _run(comm, policy, scenario)
+                if outcome is not None:
+                    outcomes[policy].append(outcome)
+                    progress.print(f"{name} {repetition + 1}/{repeat} {policy}: {outcome.tokens_per_s:.2f} tokens/s", highlight=False)
+        if comm.Get_rank() == 0:
+            rows += [row(name, policy, scenario.payload_bytes, outcomes[policy]) for policy in policies]
+    if comm.Get_rank() == 0:
+        described = environment(transport)
+        console.print("# " + ", ".join(f"{key} {value}" for key, value in described.items()), highlight=False)
+        print_table(rows, console)
+        if json_file is not None:
+            write_json(json_file, rows, described)
+    wrong = comm.bcast(sum(r.wrong for r in rows))
+    sys.stdout.flush()
+    return int(wrong > 0)
+
+
+def _adapted(
+    scenario: Scenario, compute_ms: float | None, payload: int | None, reentry_ms: float | None, steps: int | None
+) -> Scenario:
+    return replace(
+        scenario,
+        compute_s=scenario.compute_s if compute_ms is None else compute_ms * 1e-3,
+        payload_bytes=scenario.payload_bytes if payload is None else payload,
+        reentry_s=scenario.reentry_s if reentry_ms is None else reentry_ms * 1e-3,
+        steps=scenario.steps if steps is None else steps,
+    )
+
+
+def _run(comm: MPI.Intracomm, policy: str, scenario: Scenario) -> Outcome | None:
+    return run(
+        comm,
+        policy,
+        lambda: RingStage(*connect_pipeline(comm), scenario.compute_s, scenario.payload_bytes),
+        [PROMPT] * scenario.concurrency,
+        max(1, scenario.steps // scenario.concurrency),
+        max_seconds=scenario.max_seconds,
+        reentry_s=scenario.reentry_s,
+        late=(lambda: scenario.late_s) if scenario.late_s else None,
+    )
