@@ -17,6 +17,7 @@ RELAY = "_broadcast_sample_state_loop"
 RING = "_ring_broadcast_sample_state"
 WAIT = "wait_on_pp_send_handles"
 CLEANUP = "_executor_loop_cleanup"
+LOOP = "_executor_loop_pp"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def recognise(cls: type) -> Compatibility:
         return Compatibility("H", "stand down", "this build has upstream's own progress pump", found)
     if hasattr(cls, "_drain_relay_sends_before_forward"):
         return Compatibility("G", "stand down", "the relay runs on the executor thread by default", found)
+    if RING in _names(inspect.getattr_static(cls, LOOP, None)):
+        return Compatibility("F", "stand down", f"{LOOP} relays on the executor thread by default", found)
     if found["flush"]:
         return Compatibility("C", "patch", "the relay's blocking flush becomes a bounded drive", found)
     era = "E" if found["broadcast_comm"] else "B/D"
@@ -76,9 +79,12 @@ def _parameters(method: Any) -> list[str]:
 
 def _names(method: Any) -> set[str]:
     """Names used by a method and by the functions defined in it, whatever decorators are around it."""
-    code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+    try:
+        code = getattr(inspect.unwrap(method), "__code__", None)
+    except ValueError:  # decorators that wrap each other in a circle
+        code = None
     names: set[str] = set()
-    todo = [code] if code else []
+    todo = [code] if isinstance(code, CodeType) else []
     while todo:
         code = todo.pop()
         names |= set(code.co_names)

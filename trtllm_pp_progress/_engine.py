@@ -8,18 +8,16 @@ reviewers asked for the lock.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from trtllm_pp_progress._handles import UnknownShapeError, probe
+from trtllm_pp_progress._handles import UnknownShapeError
+from trtllm_pp_progress._messages import Messages
 from trtllm_pp_progress._settings import Settings
 from trtllm_pp_progress._table import ABANDONED, Abandoned, HandleTable, Pending, Sends, clear_slot
 
 __all__ = ["Engine"]
-
-logger = logging.getLogger("trtllm_pp_progress")
 
 UNCERTAIN_POLLS = 10_000  # then a handle that may only complete in wait() is left to upstream's wait
 
@@ -28,8 +26,8 @@ class Engine:
     """Drives the pending sends of one executor.
 
     Every method may be called from any thread. `identify` returns (rank, peer) for messages; `clock` and `pause` are
-    seconds and a sleep. The idle wait sets `driver_awake` and `wake_driver`: a send posted while the driver is awake is
-    left to it, for a test would only cost the posting thread the GIL; otherwise one test shows whether to wake it.
+    seconds and a sleep. The idle wait sets `tests_at_post` and `wake_driver`: how often to test a send at once, on the
+    thread that posted it, and what to call when it is not complete then.
     """
 
     def __init__(
@@ -43,11 +41,11 @@ class Engine:
         self.tables: dict[str, HandleTable] = {}
         self.abandoned: list[Abandoned] = []
         self.deadline: float | None = None  # set once the executor is closing
-        self.driver_awake: Callable[[], bool] = lambda: False
+        self.retired = False
+        self.tests_at_post: Callable[[], int] = lambda: 1
         self.wake_driver: Callable[[], None] = lambda: None
-        self._identify, self._clock, self._pause = identify, clock, pause
+        self._say, self._clock, self._pause = Messages(identify), clock, pause
         self._plain: dict[int, tuple[Any, Sends]] = {}  # by id; the list is kept so that its id stays its own
-        self._said: set[str] = set()
 
     def table(self, name: str, handles: list[Any]) -> HandleTable:
         """Return a handle table that holds `handles` and reports to this engine; it replaces one of the same name."""
@@ -57,7 +55,7 @@ class Engine:
     @property
     def pending(self) -> bool:
         """Whether any send may be pending."""
-        return any(table.sends for table in self.tables.values())
+        return not self.retired and any(table.sends for table in list(self.tables.values()))
 
     # Driving
 
@@ -66,23 +64,19 @@ class Engine:
 
         Returns whether the slot is clear. Never blocks: where another thread is testing this table it leaves at once,
         and an incomplete send is no error. A handle that cannot be tested, or that raised, stays in its slot for
-        upstream's own wait. `max_polls` defaults to the setting; ValueError below 1.
+        upstream's own wait. `max_polls` defaults to the setting; ValueError for anything but a whole number from 1.
         """
         budget = self.settings.max_polls if max_polls is None else max_polls
-        if not budget >= 1:
-            raise ValueError(f"max_polls={max_polls!r} is not valid: at least 1")
-        handle = send_handles[microbatch_id]
-        if handle is None:
-            return True
-        sends = self._sends(send_handles)
-        if not isinstance(send_handles, HandleTable) and microbatch_id not in sends.pending:
-            sends.fresh.append((microbatch_id, handle, self._clock()))  # a plain list does not report what is posted
-        self._drive(send_handles, sends, budget, microbatch_id)
+        if not isinstance(budget, int) or budget < 1:
+            raise ValueError(f"max_polls={max_polls!r} is not valid: a whole number, at least 1")
+        if send_handles[microbatch_id] is not None:
+            slot = range(len(send_handles))[microbatch_id]  # -1 is the last
+            self._drive(send_handles, self._sends(send_handles), budget, slot)
         return send_handles[microbatch_id] is None
 
     def drive(self) -> bool:
         """Drive every pending send of every table, one budget a table; true when none is left."""
-        for table in self.tables.values():
+        for table in list(self.tables.values()):
             if table.sends:
                 self._drive(table, table.sends, self.settings.max_polls)
         return not self.pending
@@ -92,76 +86,72 @@ class Engine:
             sends.counters.busy += 1
             return
         try:
+            if self.retired:
+                return
+            if only is not None and not isinstance(handles, HandleTable):
+                sends.discover(only, handles[only], self._clock())
             self._look_at_fresh(sends)
-            slots = list(sends.pending) if only is None else [only]
-            polls = 0
-            while polls < budget and (slots := [slot for slot in slots if slot in sends.pending]):
-                for slot in slots[: budget - polls]:
+            records, polls = sends.records(only), 0
+            while polls < budget and records:
+                for record in records[: budget - polls]:
                     polls += 1
-                    self._test(handles, sends, slot, sends.pending[slot])
+                    self._test(handles, sends, record)
+                records = [record for record in records if sends.pending.get(record.slot) is record]
             sends.counters.drives += 1
-            left = [sends.pending[slot] for slot in slots if slot in sends.pending]
-            sends.counters.exhausted += bool(left)
-            for record in left:
+            sends.counters.exhausted += bool(records)
+            for record in records:
                 self._warn_stalled(sends, record)
         finally:
             sends.lock.release()
 
     def _look_at_fresh(self, sends: Sends) -> None:
-        while sends.fresh:
-            slot, handle, posted = sends.fresh.pop(0)
-            sends.counters.posts += 1
-            try:
-                sends.pending[slot] = Pending(slot, handle, probe(handle), posted, posted)
-            except UnknownShapeError as error:
-                self._leave(sends, slot, error)
+        for slot, handle, error in sends.look_at_fresh():
+            self._leave(sends, slot, handle, error)
 
-    def _leave(self, sends: Sends, slot: int, error: Exception) -> None:
+    def _leave(self, sends: Sends, slot: int, handle: Any, error: Exception) -> None:
         """Leave a slot to upstream's own wait, which expects what it will meet."""
         unknown = isinstance(error, UnknownShapeError)
         sends.counters.unknown += unknown
         sends.counters.failed += not unknown
-        sends.left.add(slot)  # before it leaves `pending`: wait() relies on this order
+        sends.left[slot] = handle
         sends.pending.pop(slot, None)
-        key = f"{error}" if unknown else f"{sends.name}[{slot}] {error}"
-        if key not in self._said:
-            self._said.add(key)
-            logger.warning("rank %s: %s[%d] is left to upstream's own wait: %r", self._identify()[0], sends.name, slot, error)
+        self._say.left(sends.name, slot, error, once_for=f"{error}" if unknown else f"{sends.name}[{slot}] {error}")
 
-    def _test(self, handles: Any, sends: Sends, slot: int, record: Pending) -> None:
-        counters = sends.counters
-        counters.polls += 1
+    def _test(self, handles: Any, sends: Sends, record: Pending) -> None:
+        sends.counters.polls += 1
         record.polls += 1
         try:
             if record.probe.done():
-                parked = self._clock() - record.posted
-                counters.completions += 1
-                counters.parked_s += parked
-                counters.parked_max_s = max(counters.parked_max_s, parked)
-                if handles[slot] is record.handle:
-                    clear_slot(handles, slot)
-                sends.pending.pop(slot, None)
+                sends.complete(record, self._clock())  # before the slot is clear, for then others write to it
+                if handles[record.slot] is record.handle:
+                    clear_slot(handles, record.slot)
             elif not record.probe.certain and record.polls >= UNCERTAIN_POLLS:
                 raise UnknownShapeError(f"{type(record.handle).__qualname__}: polling does not complete it, the backend needs wait()")
         except Exception as error:
-            self._leave(sends, slot, error)
+            self._leave(sends, record.slot, record.handle, error)
 
     def _posted(self, table: HandleTable, slot: int, handle: Any) -> None:
-        # Upstream's executor thread passes here on its critical path, so the common case, eager and complete, is short.
+        # Upstream passes here on its critical path, so this is short. Nobody else knows the handle yet: no lock.
         sends = table.sends
-        if not self.driver_awake():
-            try:
-                complete = handle.test()[0] is True
-            except Exception:
-                complete = False  # whatever it is, the drive below meets it again and says so
-            if complete:
+        if self.retired:
+            return
+        try:
+            for _ in range(self.tests_at_post()):
+                sends.counters.polls += 1
+                if handle.test()[0] is True:
+                    sends.counters.posts += 1
+                    sends.counters.completions += 1
+                    clear_slot(table, slot)
+                    return
+        except (AttributeError, TypeError):
+            pass  # another shape, which a drive finds out
+        except Exception as error:  # not to be tested again: some requests raise once, then answer yes
+            with sends.lock:
                 sends.counters.posts += 1
-                sends.counters.completions += 1
-                clear_slot(table, slot)
-                return
+                self._leave(sends, slot, handle, error)
+            return
         sends.fresh.append((slot, handle, self._clock()))
-        if not self.driver_awake():
-            self.wake_driver()
+        self.wake_driver()
 
     # Waiting
 
@@ -172,14 +162,15 @@ class Engine:
         the deadline, and then abandons the send. A handle that cannot be tested gets `upstream_wait`; what that raises
         is raised, or logged and dropped while closing.
         """
-        sends = self._sends(send_handles)
-        pauses = self.backoff()
-        while not self.progress_pp_send_handles(send_handles, microbatch_id):
-            if microbatch_id in sends.left:
-                self._wait_upstream(send_handles, sends, microbatch_id, upstream_wait)
+        sends, slot = self._sends(send_handles), range(len(send_handles))[microbatch_id]
+        pauses = self.settings.backoff()
+        while not self.progress_pp_send_handles(send_handles, slot):
+            if over := self.deadline is not None and self._clock() >= self.deadline:
+                self._abandon(send_handles, sends, slot)
+            if self.retired or sends.is_left(slot, send_handles[slot]):
+                self._wait_upstream(send_handles, sends, slot, upstream_wait)
                 return
-            if self.deadline is not None and self._clock() >= self.deadline:
-                self._abandon(send_handles, sends, microbatch_id)
+            if over:
                 return
             self._pause(next(pauses))
 
@@ -192,7 +183,7 @@ class Engine:
     def drain(self) -> bool:
         """Drive until no send is pending or the deadline of close() has passed; what is left then is abandoned."""
         deadline = self.close()
-        pauses = self.backoff()
+        pauses = self.settings.backoff()
         while not self.drive():
             if self._clock() >= deadline:
                 for table in self.tables.values():
@@ -202,12 +193,13 @@ class Engine:
             self._pause(next(pauses))
         return True
 
-    def backoff(self) -> Iterator[float]:
-        """Yield the pauses between drives, in seconds: from backoff_min_us, doubling up to backoff_max_us."""
-        pause = self.settings.backoff_min_us
-        while True:
-            yield pause * 1e-6
-            pause = min(2 * pause, self.settings.backoff_max_us)
+    def retire(self) -> None:
+        """Leave every send to upstream from now on; returns once no thread is testing one."""
+        self.retired = True
+        for table in list(self.tables.values()):
+            with table.sends.lock:
+                table.sends.fresh.clear()
+                table.sends.pending.clear()
 
     def _wait_upstream(self, handles: Any, sends: Sends, slot: int, upstream_wait: Callable[[], Any]) -> None:
         try:
@@ -215,23 +207,25 @@ class Engine:
         except Exception as error:
             if self.deadline is None:
                 raise
-            logger.error("rank %s: %s[%d] failed while closing, dropped: %r", self._identify()[0], sends.name, slot, error)
+            self._say.dropped(sends.name, slot, error)
             clear_slot(handles, slot)
-            sends.left.discard(slot)
+            sends.left.pop(slot, None)
 
     def _abandon(self, handles: Any, sends: Sends, slot: int) -> None:
         with sends.lock:  # bounded: a drive holds it no longer than its budget
             self._look_at_fresh(sends)
-            if (record := sends.pending.get(slot)) is None:
+            if (record := sends.pending.get(slot)) is not None:
+                self._test(handles, sends, record)  # the last of at least two: see open-mpi/ompi#8904
+            if record is None or sends.pending.get(slot) is not record:
                 return
-            kept = Abandoned(sends.name, slot, *self._identify(), self._clock() - record.posted, record.handle)
+            kept = Abandoned(sends.name, slot, *self._say.identify(), self._clock() - record.posted, record.handle)
             ABANDONED.append(kept)
             self.abandoned.append(kept)
             sends.counters.abandoned += 1
-            clear_slot(handles, slot)
-            sends.pending.pop(slot)
-        told = (kept.rank, sends.name, slot, kept.peer, kept.age_s)
-        logger.error("rank %s: abandoned the send in %s[%d] to rank %s after %.1f s (request and buffer are kept)", *told)
+            sends.pending.pop(slot, None)
+            if handles[slot] is record.handle:
+                clear_slot(handles, slot)
+        self._say.abandoned(kept)
 
     # Telling
 
@@ -246,9 +240,7 @@ class Engine:
         if now - record.warned >= self.settings.stall_warning_s:
             record.warned = now
             sends.counters.stalls += 1
-            rank, peer = self._identify()
-            told = (rank, sends.name, record.slot, peer, now - record.posted)
-            logger.warning("rank %s: the send in %s[%d] to rank %s is pending for %.1f s", *told)
+            self._say.stalled(sends.name, record.slot, now - record.posted)
 
     def _sends(self, handles: Any) -> Sends:
         if isinstance(handles, HandleTable):

@@ -16,8 +16,8 @@ class ProgressQueue(queue.Queue[Any]):
     """The relay thread's queue: upstream's `get()` becomes the progress engine's turn.
 
     While a send is pending, a blocking get() without a timeout alternates between a drive and a short wait for the next
-    batch, backing off; a completed send starts the back-off anew. While none is pending it is a plain blocking get: no
-    MPI call and no timed wake-up. A send that another thread posts wakes it. Any other get() is queue.Queue's own.
+    batch, backing off; once all are complete the back-off starts anew. While none is pending it is a plain blocking get:
+    no MPI call and no timed wake-up. A send that another thread posts wakes it. Any other get() is queue.Queue's own.
 
     None, upstream's order to leave the loop, is handed out once the pending sends are drained (`Engine.drain`, bounded
     by its deadline): eras B to D free the communicator right after.
@@ -34,7 +34,7 @@ class ProgressQueue(queue.Queue[Any]):
         self._asleep = True
         self.consumer: int | None = None  # ident of the thread that gets: the relay thread
         self.timed_waits = 0
-        engine.driver_awake, engine.wake_driver = self._awake, self._wake
+        engine.tests_at_post, engine.wake_driver = self._tests_at_post, self._wake
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return the next item, driving pending sends while there is none."""
@@ -42,7 +42,7 @@ class ProgressQueue(queue.Queue[Any]):
             return super().get(block, timeout)
         self.consumer = threading.get_ident()
         engine = self._engine
-        pauses = engine.backoff()
+        pauses = engine.settings.backoff()
         if engine.pending and self.empty():
             engine.drive()
         while True:
@@ -58,14 +58,19 @@ class ProgressQueue(queue.Queue[Any]):
                     self.not_full.notify()
                     break
             if engine.drive() or not pending:
-                pauses = engine.backoff()
+                pauses = engine.settings.backoff()
         if item is None:
             engine.drain()
         return item
 
-    def _awake(self) -> bool:
-        return not self._asleep
+    def _tests_at_post(self) -> int:
+        # The relay thread's own send: at once, for the way back to get() costs as much as the first answer takes. Others:
+        # once if the relay sleeps, to see whether it must be woken; if it is awake it will look, so spare them the GIL.
+        if threading.get_ident() == self.consumer:
+            return self._engine.settings.max_polls
+        return int(self._asleep)
 
     def _wake(self) -> None:
-        with self.mutex:
-            self.not_empty.notify()
+        if self._asleep:
+            with self.mutex:
+                self.not_empty.notify()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 import threading
@@ -15,7 +16,7 @@ import wrapt
 from trtllm_pp_progress._compat import Compatibility, recognise
 from trtllm_pp_progress._mixin import engine_of, grafts
 from trtllm_pp_progress._patch import Patch
-from trtllm_pp_progress._settings import Settings, load
+from trtllm_pp_progress._settings import Settings, SettingsError, load
 
 __all__ = ["IncompatibleError", "Installation", "install", "install_automatically", "installed", "status", "uninstall"]
 
@@ -41,15 +42,16 @@ _lock = threading.RLock()
 _installed: dict[type, _Record] = {}
 _waiting: Settings | None = None  # an install() that waits for upstream's module to be imported
 _hooked = False
+_told = False  # MPI knows whom to tell that it is about to be finalized
 _refused: list[str] = []  # why an automatic install stood down
 
 
 @dataclass(frozen=True)
 class Installation:
-    """What install() did; as a context manager it uninstalls at the end of the block."""
+    """What install() did; as a context manager it undoes that, and no more, at the end of the block."""
 
     target: str
-    state: str  # "installed", "already installed", or "waiting for the import of <module>"
+    state: str  # "installed" or "waiting for the import of <module>", with "already" before it where nothing was done
     compatibility: Compatibility | None = None
     cls: type | None = None
 
@@ -57,7 +59,8 @@ class Installation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        uninstall(self.cls)
+        if not self.state.startswith("already"):
+            _undo(self.cls)
 
 
 def install(target: type | None = None, settings: Settings | None = None, **arguments: Any) -> Installation:
@@ -68,10 +71,17 @@ def install(target: type | None = None, settings: Settings | None = None, **argu
     nothing: raises IncompatibleError for a shape that is not known or has nothing to gain, SettingsError for a bad
     setting, and leaves the class as it was. Executors constructed before keep upstream's relay.
     """
-    settings = load(Settings, **arguments) if settings is None else settings
+    if settings is None:
+        settings = load(Settings, **arguments)
+    elif arguments:
+        raise SettingsError(f"settings are given, and {', '.join(arguments)} as well: give one or the other")
     with _lock:
         if target is None and (target := _upstream()) is None:
+            if sys.modules.get(MODULE) is not None:
+                raise IncompatibleError(f"{MODULE} has no {CLASS} (yet): install before its import begins, or after its end")
             return _wait_for_import(settings)
+        if not isinstance(target, type):
+            raise IncompatibleError(f"{CLASS} is not a class but {target!r}")
         if target in _installed:
             logger.warning("already installed on %s: nothing changed", target.__qualname__)
             return Installation(_name(target), "already installed", _installed[target].compatibility, target)
@@ -79,7 +89,12 @@ def install(target: type | None = None, settings: Settings | None = None, **argu
         if not compatibility.patch:
             raise IncompatibleError(f"{_name(target)} is left as it is (era {compatibility.era}): {compatibility.reason}")
         executors: weakref.WeakSet[Any] = weakref.WeakSet()
-        patch = Patch(grafts(target, settings, executors.add))
+
+        def born(executor: Any) -> None:
+            executors.add(executor)
+            _retire_before_finalize()
+
+        patch = Patch(grafts(target, settings, born))
         _installed[target] = _Record(compatibility, patch, settings, executors)
         logger.info("installed on %s (era %s): %s", _name(target), compatibility.era, compatibility.reason)
         return Installation(_name(target), "installed", compatibility, target)
@@ -88,8 +103,8 @@ def install(target: type | None = None, settings: Settings | None = None, **argu
 def uninstall(target: type | None = None) -> list[str]:
     """Put the originals back, of one class or of all, and return what was restored; without an install, nothing.
 
-    Executors that live keep their progress queue and tables, which go on working; what they call on the class is
-    upstream's again. Raises PatchError, with nothing changed, if somebody patched over ours.
+    Executors that live are upstream's again: their engines retire, for upstream's own wait must not meet a test of the
+    same request. Raises PatchError, with nothing changed, if somebody patched over ours.
     """
     global _waiting
     with _lock:
@@ -99,6 +114,7 @@ def uninstall(target: type | None = None) -> list[str]:
                 names = record.patch.names
                 record.patch.revert()
                 del _installed[cls]
+                _retire(record)
                 restored += names
         if target is None:
             _waiting = None
@@ -144,13 +160,49 @@ def _stand_down(error: Exception) -> None:
     logger.error("not installed: %s", error)
 
 
+def _undo(cls: type | None) -> None:
+    """Uninstall from a class, or, without one, from upstream's, whether it was imported meanwhile or is waited for."""
+    global _waiting
+    with _lock:
+        if cls is None:
+            cls, _waiting = _upstream(), None
+        if cls is not None:
+            uninstall(cls)
+
+
+def _retire(record: _Record) -> None:
+    for executor in list(record.executors):
+        if engine := engine_of(executor):
+            engine.retire()
+
+
+@atexit.register
+def _retire_all() -> None:
+    # A relay thread that is still up must not be inside MPI while it is finalized, which happens after this.
+    for record in list(_installed.values()):
+        _retire(record)
+
+
+def _retire_before_finalize() -> None:
+    # Somebody may call MPI.Finalize(): MPI deletes the attributes of COMM_SELF first (MPI 4.1, section 11.2.4).
+    global _told
+    mpi = sys.modules.get("mpi4py.MPI")
+    if not _told and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        _told = True
+        mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=lambda comm, key, value: _retire_all()), None)
+
+
 def _wait_for_import(settings: Settings) -> Installation:
     global _waiting, _hooked
+    state = f"waiting for the import of {MODULE}"
+    if _waiting is not None:
+        logger.warning("already %s: nothing changed", state)
+        return Installation(f"{MODULE}.{CLASS}", f"already {state}")
     _waiting = settings
     if not _hooked:
         wrapt.register_post_import_hook(_imported, MODULE)
         _hooked = True
-    return Installation(f"{MODULE}.{CLASS}", f"waiting for the import of {MODULE}")
+    return Installation(f"{MODULE}.{CLASS}", state)
 
 
 def _imported(module: ModuleType) -> None:
@@ -158,12 +210,12 @@ def _imported(module: ModuleType) -> None:
     global _waiting
     with _lock:
         settings, _waiting = _waiting, None
-    if settings is None:
-        return
-    try:
-        install(getattr(module, CLASS), settings)
-    except Exception as error:
-        _stand_down(error)
+        if settings is None:
+            return
+        try:
+            install(getattr(module, CLASS), settings)
+        except Exception as error:
+            _stand_down(error)
 
 
 def _upstream() -> type | None:

@@ -2,7 +2,7 @@
 
 A thread that sits in MPI with the GIL released drives every pending send, whatever another thread does with the GIL. It
 costs what the native understudy does not: it spins on a core while a send is pending, competes with the relay for the
-lock of the progress engine, and has to get the GIL once per pending send before it is in place.
+lock of the progress engine, and takes the GIL twice each time sends become pending, which the driver waits for.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from trtllm_pp_progress._understudy import EXIT_TIMEOUT_S, guard_exits, private_comm
+from trtllm_pp_progress._understudy import EXIT_TIMEOUT_S, SILENCE_S, guard_exits, private_comm
 
 __all__ = ["Parked"]
 
@@ -23,16 +24,18 @@ TAG = 1  # on a communicator of our own: nobody else sends on it
 class Parked:
     """Drive MPI from a Python thread while a send is pending; same interface as Understudy.
 
-    Raises UnderstudyUnavailable with the reason when it cannot run. Not covered: a GIL taken for good between `driven`
-    and the moment the thread is parked. Call `driven` and `idle` under one lock. `silence_s` and `period_s` are not
-    used: once the GIL is held it is too late to step in.
+    Raises UnderstudyUnavailable with the reason when it cannot run. Once the GIL is held it is too late to step in, so
+    the first `driven` of a pending send waits, up to `silence_s`, until the thread is on its way into MPI: the executor
+    would take the GIL first. `period_s` is not used. Call `driven` and `idle` under one lock.
     """
 
-    def __init__(self, silence_s: float = 0.0, period_s: float = 0.0, comm: Any = None) -> None:
+    def __init__(self, silence_s: float = SILENCE_S, period_s: float = 0.0, comm: Any = None) -> None:
         """Start the thread; `comm` is for tests (default: a private duplicate of COMM_SELF)."""
         self._comm = private_comm() if comm is None else comm
         self._byte = b"\0"  # sent by freed requests: lives as long as this object
         self._orders: SimpleQueue[bool] = SimpleQueue()
+        self._entering: SimpleQueue[bool] = SimpleQueue()
+        self._silence_s = silence_s
         self._armed = False
         self._stopped = ""
         self._failed = ""
@@ -49,15 +52,20 @@ class Parked:
         try:
             while self._orders.get():
                 self.ticks += 1
+                self._entering.put(True)  # keeps the GIL: the driver goes on once Recv has let go of it
                 self._comm.Recv(received, source=0, tag=TAG)
         except Exception as error:  # MPI is broken: say so in status(), not on stderr in the middle of serving
             self._failed = f"failed ({error})"
 
     def driven(self) -> None:
-        """Note that a send is pending: the thread parks in MPI."""
+        """Note that a send is pending: the thread parks in MPI; waits for that when nothing was pending before."""
         if not self._armed and not self._stopped:
             self._armed = True
+            while not self._entering.empty():  # left by a thread that came late
+                self._entering.get()
             self._orders.put(True)
+            with suppress(Empty):
+                self._entering.get(timeout=self._silence_s)
 
     def idle(self) -> None:
         """Note that nothing is pending: a one-byte send to ourselves releases the thread."""

@@ -82,7 +82,9 @@ class Patch:
 
 
 def _restore(item: _Applied) -> None:
+    if vars(item.owner).get(item.name, MISSING) is item.original:
+        return  # ours never got there; setting again what could not be set would fail again
     if item.original is not MISSING:
         setattr(item.owner, item.name, item.original)
-    elif item.name in vars(item.owner):
+    else:
         delattr(item.owner, item.name)

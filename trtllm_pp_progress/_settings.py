@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -62,8 +62,8 @@ def setting(default: Any, parse: Parser, meaning: str) -> Any:
 def load(cls: type[T], environ: Mapping[str, str] | None = None, *, prefix: str = PREFIX, **arguments: Any) -> T:
     """Build a settings class from arguments, the environment (`os.environ` if not given) and its defaults.
 
-    Raises SettingsError for a bad value, an unknown argument or an unknown variable with exactly this class's prefix
-    is not an error (another class may own it).
+    Raises SettingsError for a bad value or an unknown argument. An unknown variable with this prefix is no error:
+    another class may own it.
     """
     environ = os.environ if environ is None else environ
     declared = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
@@ -79,11 +79,15 @@ def load(cls: type[T], environ: Mapping[str, str] | None = None, *, prefix: str 
             source, value = variable, environ[variable].strip()
         else:
             continue
-        try:
-            values[name] = declaration.metadata["parse"](value)
-        except SettingsError as expected:
-            raise SettingsError(f"{source}={value!r} is not valid: {expected}") from None
+        values[name] = _parsed(declaration, source, value)
     return cls(**values)
+
+
+def _parsed(declaration: Any, source: str, value: Any) -> Any:
+    try:
+        return declaration.metadata["parse"](value)
+    except SettingsError as expected:
+        raise SettingsError(f"{source}={value!r} is not valid: {expected}") from None
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,16 @@ class Settings:
     mode: str = setting("auto", choice("auto", "poll"), "which driver makes sends progress")
 
     def __post_init__(self) -> None:
+        for declaration in fields(self):  # also where no load() has: install() takes what it is given
+            object.__setattr__(self, declaration.name, _parsed(declaration, declaration.name, getattr(self, declaration.name)))
         if self.backoff_min_us > self.backoff_max_us:
             raise SettingsError(
                 f"backoff_min_us={self.backoff_min_us:g} is not valid: at most backoff_max_us={self.backoff_max_us:g}"
             )
+
+    def backoff(self) -> Iterator[float]:
+        """Yield the pauses between drives, in seconds: from backoff_min_us, doubling up to backoff_max_us."""
+        pause = self.backoff_min_us
+        while True:
+            yield pause * 1e-6
+            pause = min(2 * pause, self.backoff_max_us)

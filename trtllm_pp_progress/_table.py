@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trtllm_pp_progress._handles import Probe
+from trtllm_pp_progress._handles import Probe, UnknownShapeError, probe
 
 __all__ = ["ABANDONED", "Abandoned", "Counters", "HandleTable", "Pending", "Sends", "clear_slot"]
 
@@ -48,8 +48,8 @@ class Sends:
     """What is known of the sends of one table.
 
     `fresh` holds what was posted and not looked at yet, `pending` what is known not to be complete, by slot: looking
-    for work costs nothing for empty slots (upstream keeps 1,024). `left` names the slots whose handle cannot be tested
-    or has failed, which are upstream's to wait for. `lock` belongs to the one thread that may test or wait: two threads
+    for work costs nothing for empty slots (upstream keeps 1,024). `left` has the handles, by slot, that cannot be tested
+    or have failed, which are upstream's to wait for. `lock` belongs to the one thread that may test or wait: two threads
     in one request at once is erroneous (MPI 4.1, section 11.6). `displaced` keeps pending sends alive that somebody
     overwrote: their buffers are still in use.
     """
@@ -59,17 +59,62 @@ class Sends:
     counters: Counters = field(default_factory=Counters)
     fresh: list[tuple[int, Any, float]] = field(default_factory=list)
     pending: dict[int, Pending] = field(default_factory=dict)
-    left: set[int] = field(default_factory=set)
+    left: dict[int, Any] = field(default_factory=dict)
     displaced: list[Pending] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Whether anything may be pending."""
         return bool(self.fresh or self.pending)
 
+    def discover(self, slot: int, handle: Any, now: float) -> None:
+        """Note what is in a slot of a plain list, which does not report what is written to it."""
+        if handle is not None and slot not in self.pending and not self.is_left(slot, handle):
+            self.fresh.append((slot, handle, now))
+
+    def look_at_fresh(self) -> list[tuple[int, Any, UnknownShapeError]]:
+        """Move what is fresh to what is pending; return slot, handle and reason of what cannot be tested."""
+        refused = []
+        while self.fresh:
+            slot, handle, posted = self.fresh.pop(0)
+            self.counters.posts += 1
+            try:
+                asked = probe(handle)
+            except UnknownShapeError as error:
+                refused.append((slot, handle, error))
+            else:
+                self.displace(slot)  # overwritten before anybody looked
+                self.left.pop(slot, None)
+                self.pending[slot] = Pending(slot, handle, asked, posted, posted)
+        return refused
+
+    def records(self, only: int | None) -> list[Pending]:
+        """Return what is pending, in one slot or in all; others may write to slots while these are tested."""
+        records = list(self.pending.values()) if only is None else [self.pending.get(only)]
+        return [record for record in records if record is not None]
+
+    def complete(self, record: Pending, now: float) -> None:
+        """Note that a pending send was seen complete."""
+        self.pending.pop(record.slot, None)
+        parked = now - record.posted
+        self.counters.completions += 1
+        self.counters.parked_s += parked
+        self.counters.parked_max_s = max(self.counters.parked_max_s, parked)
+
+    def is_left(self, slot: int, handle: Any) -> bool:
+        """Whether this handle is upstream's to wait for."""
+        return slot in self.left and self.left[slot] is handle
+
+    def displace(self, slot: int) -> None:
+        """Keep the pending send of a slot alive, if there is one, although something else was written there."""
+        if (record := self.pending.pop(slot, None)) is not None:
+            self.displaced.append(record)
+            self.counters.displaced += 1
+
     def describe(self, now: float) -> dict[str, Any]:
         """Return the counters, and slot and age in seconds of what is pending."""
-        pending = [{"slot": record.slot, "age_s": now - record.posted} for record in list(self.pending.values())]
-        return asdict(self.counters) | {"pending": pending}
+        known = [(record.slot, record.posted) for record in list(self.pending.values())]
+        fresh = [(slot, posted) for slot, _, posted in list(self.fresh)]
+        return asdict(self.counters) | {"pending": [{"slot": slot, "age_s": now - posted} for slot, posted in known + fresh]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,20 +153,20 @@ class HandleTable(list[Any]):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, slice):
-            for slot, handle in zip(range(*index.indices(len(self))), list(value), strict=True):
+            slots, values = range(*index.indices(len(self))), list(value)
+            if len(slots) != len(values):
+                raise ValueError(f"{len(values)} handles for {len(slots)} slots: a handle table keeps its length")
+            for slot, handle in zip(slots, values, strict=True):
                 self[slot] = handle
             return
         super().__setitem__(index, value)
         if index < 0:
             index += len(self)
-        sends = self.sends
-        if index in sends.pending or index in sends.left:
-            previous = sends.pending.pop(index, None)
-            sends.left.discard(index)
-            if previous is not None and value is not None:
-                sends.displaced.append(previous)
-                sends.counters.displaced += 1
-        if value is not None:
+        self.sends.left.pop(index, None)
+        if value is None:
+            self.sends.pending.pop(index, None)  # upstream has waited
+        else:
+            self.sends.displace(index)
             self._posted(self, index, value)
 
 

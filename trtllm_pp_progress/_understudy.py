@@ -11,7 +11,6 @@ import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -37,13 +36,13 @@ class UnderstudyUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Probe:
-    """MPI_Iprobe as the native thread calls it: where it is, on which communicator, and how to let go of that."""
+    """MPI_Iprobe as the native thread calls it: where it is, and its arguments as C values."""
 
     function: int
     comm: int
     comm_is_pointer: bool
     any_source: int
-    release: Callable[[], None] = lambda: None
+    tag: int
 
 
 class _Shared(ctypes.Structure):
@@ -61,6 +60,7 @@ class _Shared(ctypes.Structure):
         ("comm", ctypes.c_ssize_t),
         ("comm_is_pointer", ctypes.c_int64),
         ("any_source", ctypes.c_int64),
+        ("tag", ctypes.c_int64),
     )
 
 
@@ -152,7 +152,10 @@ def private_comm() -> Any:
 
 
 def mpi_probe() -> Probe:
-    """Return MPI_Iprobe of the very libmpi that mpi4py uses, on a private communicator.
+    """Return MPI_Iprobe of the very libmpi that mpi4py uses, asking COMM_WORLD for the highest tag, which nobody sends.
+
+    A private duplicate of COMM_SELF would not do: MPICH answers for a communicator of one rank without entering its
+    progress engine (seen with 5.0.2; the payload stays parked). An Iprobe takes no message from anybody.
 
     Raises UnderstudyUnavailable where it cannot be had for certain.
     """
@@ -167,16 +170,11 @@ def mpi_probe() -> Probe:
         raise UnderstudyUnavailable(f"MPI_Iprobe cannot be found through {mpi.__file__}: {error}") from None
     if not initialized.value or not function:
         raise UnderstudyUnavailable(f"the libmpi that {mpi.__file__} links is not in use: is another preloaded?")
-    comm = private_comm()
     # Handles are pointers in Open MPI and the MPI 5 ABI, integers in MPICH and its family; their size tells.
-    is_pointer = mpi._sizeof(comm) == ctypes.sizeof(ctypes.c_void_p)
-    handle = (ctypes.c_ssize_t if is_pointer else ctypes.c_int).from_address(mpi._addressof(comm)).value
-
-    def release() -> None:
-        if not mpi.Is_finalized():
-            comm.Free()
-
-    return Probe(function, handle, is_pointer, mpi.ANY_SOURCE, release)
+    is_pointer = mpi._sizeof(mpi.COMM_WORLD) == ctypes.sizeof(ctypes.c_void_p)
+    handle = (ctypes.c_ssize_t if is_pointer else ctypes.c_int).from_address(mpi._addressof(mpi.COMM_WORLD)).value
+    _guard_finalize(mpi)
+    return Probe(function, handle, is_pointer, mpi.ANY_SOURCE, mpi.COMM_WORLD.Get_attr(mpi.TAG_UB))
 
 
 class Understudy:
@@ -190,16 +188,15 @@ class Understudy:
     def __init__(self, silence_s: float = SILENCE_S, period_s: float = PERIOD_S, probe: Probe | None = None) -> None:
         """Start the thread; `probe` is for tests (default: `mpi_probe()`)."""
         self._library = load_library()
-        self._probe = probe or mpi_probe()
+        probe = probe or mpi_probe()
         self._address = self._library.new()
         self._shared = shared = _Shared.from_address(self._address)
         shared.silence_ns, shared.period_ns = int(silence_s * 1e9), int(period_s * 1e9)
-        shared.iprobe, shared.comm = self._probe.function, self._probe.comm
-        shared.comm_is_pointer, shared.any_source = self._probe.comm_is_pointer, self._probe.any_source
+        shared.iprobe, shared.comm, shared.comm_is_pointer = probe.function, probe.comm, probe.comm_is_pointer
+        shared.any_source, shared.tag = probe.any_source, probe.tag
         self._driver, self._stopped = 0, ""
         failed = self._library.start(self._address)
         if failed:
-            self._probe.release()
             raise UnderstudyUnavailable(f"the native thread does not start: {os.strerror(failed)}")
         guard_exits(self)
 
@@ -223,7 +220,6 @@ class Understudy:
             if not self._library.stop(self._address, int(timeout_s * 1e9)):
                 return False
             self._stopped = "stopped"
-            self._probe.release()
             atexit.unregister(self.stop)
         return True
 

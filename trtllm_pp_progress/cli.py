@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ import click
 import trtllm_pp_progress
 from trtllm_pp_progress._settings import Settings, SettingsError, load
 
-__all__ = ["main"]
+__all__ = ["POLICIES", "Names", "check_world", "main", "run_command"]
 
 BAD_INPUT = 2
 
 
-class _Names(click.ParamType):
+class Names(click.ParamType):
     """A comma-separated list of names out of a given few."""
 
     def __init__(self, what: str, valid: Sequence[str]) -> None:
@@ -30,6 +31,16 @@ class _Names(click.ParamType):
             if name not in self._valid:
                 raise click.ClickException(f"unknown {self._what} {name!r}: valid ones are {', '.join(self._valid)}")
         return names
+
+
+class _Finite(click.FloatRange):
+    """A float range that nan and inf are outside of."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 # Names are repeated here so that --help needs no MPI; tests hold them against the bench's own.
@@ -46,63 +57,67 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--pp", default=4, show_default=True, type=click.IntRange(2, 64), help="Pipeline stages, one rank each.")
-@click.option("--policies", default="regressed,flush,oneshot,patched", show_default=True, type=_Names("policy", POLICIES))
-@click.option("--scenarios", default="steady", show_default=True, type=_Names("scenario", SCENARIOS))
-@click.option("--transport", default="tcp", show_default=True, type=_Names("transport", TRANSPORTS))
+@click.option("--policies", default="regressed,flush,oneshot,patched", show_default=True, type=Names("policy", POLICIES))
+@click.option("--scenarios", default="steady", show_default=True, type=Names("scenario", SCENARIOS))
+@click.option("--transport", default="tcp", show_default=True, type=Names("transport", TRANSPORTS))
 @click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 1000), help="Runs of each, interleaved.")
-@click.option("--compute-ms", type=click.FloatRange(0, 10_000), help="Stage time instead of the scenario's.")
+@click.option("--compute-ms", type=_Finite(0, 10_000), help="Stage time instead of the scenario's.")
 @click.option("--payload", type=click.IntRange(0, 1 << 30), help="Payload bytes instead of the scenario's.")
-@click.option("--reentry-ms", type=click.FloatRange(0.01, 60_000), help="Re-entry period instead of the scenario's.")
+@click.option("--reentry-ms", type=_Finite(0.01, 60_000), help="Re-entry period instead of the scenario's.")
 @click.option("--steps", type=click.IntRange(10, 100_000), help="Tokens timed instead of the scenario's.")
-@click.option("--timeout", default=1800.0, show_default=True, type=click.FloatRange(1), help="Seconds for everything.")
+@click.option("--timeout", default=1800.0, show_default=True, type=_Finite(1), help="Seconds for everything.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write rows and samples here.")
 def bench(pp: int, transport: list[str], timeout: float, **options: Any) -> None:
     """Measure the relay policies on the model-free ring, starting mpirun itself or as a rank of yours."""
-    from trtllm_pp_progress.bench._launch import LaunchError, launch, under_mpi
+    from trtllm_pp_progress.bench._launch import launch, under_mpi
 
     load(Settings)  # a bad variable is said once, here, not by every rank
     if len(transport) != 1:
         raise click.ClickException("--transport takes one transport")
-    if under_mpi(os.environ):
-        _as_rank(pp, transport[0], **options)
-        return
-    try:
-        code = launch(pp, transport[0], ["-m", "trtllm_pp_progress", *sys.argv[1:]], timeout)
-    except LaunchError as error:
-        raise click.ClickException(str(error)) from None
-    raise SystemExit(code)
-
-
-def _as_rank(pp: int, transport: str, **options: Any) -> None:
+    if not under_mpi(os.environ):
+        raise SystemExit(launch(pp, transport[0], ["-m", "trtllm_pp_progress", *sys.argv[1:]], timeout))
     try:
         from mpi4py import MPI
-    except ImportError as error:
-        raise click.ClickException(f"mpi4py cannot be used: {error}; install trtllm-pp-progress[perf]") from None
+    except (ImportError, RuntimeError) as error:
+        raise click.ClickException(f"mpi4py cannot be used: {error}; install trtllm-pp-progress[mpi]") from None
     from trtllm_pp_progress.bench._run import bench_rank
+
+    check_world(MPI.COMM_WORLD, pp)
+    raise SystemExit(bench_rank(transport[0], **options))
+
+
+def check_world(comm: Any, pp: int) -> None:
+    """End every rank with exit code 2, and one line on rank 0, where this MPI cannot run `pp` stages."""
     from trtllm_pp_progress.host import require_thread_multiple
 
     problem = None
-    if MPI.COMM_WORLD.Get_size() != pp:
-        problem = f"{MPI.COMM_WORLD.Get_size()} ranks were started, but --pp is {pp}: they must be the same"
+    if comm.Get_size() != pp:
+        problem = f"{comm.Get_size()} ranks were started, but --pp is {pp}: they must be the same"
     else:
         try:
             require_thread_multiple()
         except RuntimeError as error:
             problem = str(error)
     if problem is not None:
-        if MPI.COMM_WORLD.Get_rank() == 0:
+        if comm.Get_rank() == 0:
             click.echo(f"Error: {problem}", err=True)
         raise SystemExit(BAD_INPUT)
-    raise SystemExit(bench_rank(transport, **options))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; bad input is one line on stderr and exit code 2."""
+def run_command(command: click.Command, arguments: Sequence[str] | None = None) -> None:
+    """Run a command; bad input is one line on stderr and exit code 2."""
+    from trtllm_pp_progress.bench._launch import LaunchError
+
     try:
-        cli.main(args=None if arguments is None else list(arguments), standalone_mode=False)
-    except (click.ClickException, SettingsError) as error:
+        command.main(args=None if arguments is None else list(arguments), standalone_mode=False)
+    except (click.ClickException, SettingsError, LaunchError) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         click.echo(f"Error: {message}", err=True)
         raise SystemExit(BAD_INPUT) from None
     except click.exceptions.Abort:
         raise SystemExit(130) from None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `trtllm-pp-progress`."""
+    run_command(cli, arguments)

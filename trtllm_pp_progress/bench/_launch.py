@@ -49,7 +49,10 @@ def launch(ranks: int, transport: str, arguments: Sequence[str], timeout_s: floa
     launcher = shutil.which("mpirun", path=beside) or shutil.which("mpiexec", path=beside)
     if launcher is None:
         raise LaunchError("mpirun was not found: install Open MPI or MPICH, or start this under your own launcher")
-    version = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    try:
+        version = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{launcher} does not run: {error}") from None
     line, variables = command(ranks, transport, arguments, launcher, version)
     process = subprocess.Popen(line, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
     try:

@@ -40,6 +40,7 @@ class Outcome:
     tokens_per_s: float
     tokens: list[list[int]]
     ranks: list[Rank]
+    payload_bytes: int = 0  # of one sample state
     status: dict[str, Any] = field(default_factory=dict)
 
 
@@ -69,12 +70,13 @@ def run(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     *,
+    concurrency: int | None = None,
     max_seconds: float | None = None,
     **executor_arguments: Any,
 ) -> Outcome | None:
-    """Run `prompts` at once through one policy's executor, `max_tokens` each; collective, returns on rank 0 only.
+    """Run `prompts` through one policy's executor, `max_tokens` each; collective, returns on rank 0 only.
 
-    With `max_seconds` fewer tokens are timed where they would take longer. While tokens are timed, no other thread of
+    `concurrency` of them at once (default: all). With `max_seconds` fewer tokens are timed where they would take longer. While tokens are timed, no other thread of
     any rank is inside MPI: it would make the sends progress that the policy leaves alone.
     """
     patch = trtllm_pp_progress.install(HostExecutor) if policy == PATCHED else contextlib.nullcontext()
@@ -88,7 +90,7 @@ def run(
         executor.start_worker()
         tokens_per_s, tokens = 0.0, [[0]]
         if dist.is_first_pp_rank:
-            tokens_per_s, tokens = _drive(executor, prompts, max_tokens, max_seconds)
+            tokens_per_s, tokens = _drive(executor, prompts, max_tokens, concurrency or len(prompts), max_seconds)
             # The relay of some eras hangs if it is shut down with its last send in flight; that is tested elsewhere.
             time.sleep(2 * (executor.reentry_s or 0) + 0.05)
         executor.shutdown()
@@ -96,15 +98,24 @@ def run(
         warm = WARMUP_TOKENS * len(prompts)
         ranks = comm.gather(_rank(executor, marks, warm, status))
         stage.close()
-    return Outcome(tokens_per_s, tokens, ranks, status) if dist.is_first_pp_rank else None
+    return Outcome(tokens_per_s, tokens, ranks, executor.payload_bytes, status) if dist.is_first_pp_rank else None
 
 
 def _drive(
-    executor: HostExecutor, prompts: Sequence[Sequence[int]], max_tokens: int, max_seconds: float | None
+    executor: HostExecutor,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    concurrency: int,
+    max_seconds: float | None,
 ) -> tuple[float, list[list[int]]]:
     def generate(first_id: int, count: int) -> list[Request]:
-        executor.enqueue_requests([Request(first_id + i, prompt, count) for i, prompt in enumerate(prompts)])
-        return executor.await_responses(len(prompts), DEADLINE_S)
+        requests = [Request(first_id + i, prompt, count) for i, prompt in enumerate(prompts)]
+        done: list[Request] = []
+        for start in range(0, len(requests), concurrency):
+            together = requests[start : start + concurrency]
+            executor.enqueue_requests(together)
+            done += executor.await_responses(len(together), DEADLINE_S)
+        return done
 
     started = time.perf_counter()
     generate(0, WARMUP_TOKENS)

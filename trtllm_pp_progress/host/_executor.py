@@ -66,6 +66,7 @@ class HostExecutor:
         self._new: list[Request] = []  # rank 0: scheduled for the first time by the next schedule
         self._stopping = False
         self._last_of_queue = False
+        self._executed_batch_num = 0
         self.request_queue: queue.Queue[Request | None] = queue.Queue()
         self.response_cv = threading.Condition()
         self.finished: list[Request] = []
@@ -74,6 +75,7 @@ class HostExecutor:
         self.error: BaseException | None = None
 
         self.parked_s: list[float] = []  # by sample state received: from both sides posted to complete
+        self.payload_bytes = 0  # of the last sample state received
         self.wrong = 0  # sample states received that are not what was sent
         self.steps = 0
 
@@ -137,38 +139,49 @@ class HostExecutor:
         while requests := self._pp_schedule_and_propagate(microbatch_id):
             self._before_forward(microbatch_id)
             host = self.stage.forward(requests)
+            for request in requests:
+                request.computed += 1 if request.computed else len(request.prompt)
             self.steps += 1
+            self._propagate_executed_batch_num(microbatch_id)
             self.unhandled_batch_counter += 1
             self._relay(BatchStatePP(microbatch_id, SampleState(requests, host)))
             if self.after_forward is not None:
                 self.after_forward()
             microbatch_id = (microbatch_id + 1) % self.num_micro_batches
+        self._propagate_executed_batch_num(microbatch_id)
         while self.unhandled_batch_counter > 0:
             self._handle_executed_batch(self._next_executed_batch())
 
     def _pp_schedule_and_propagate(self, microbatch_id: int) -> list[Request]:
-        """Agree with all ranks on the next batch and on how many executed batches to handle first; empty means stop."""
+        """Agree with all ranks on the next batch; an empty one is the order to stop."""
         if self.dist.is_first_pp_rank:
-            handled = self._fetch_executed_batches()
+            self._executed_batch_num = self._fetch_executed_batches()
             scheduled = self._schedule()
         else:
             self._await_activation()
             scheduled = self.dist.recv_object(self.dist.prev_pp_rank, PPCommTag.SCHEDULE_RESULT)
-            handled = self.dist.recv_object(self.dist.prev_pp_rank, PPCommTag.EXECUTED_BATCH_NUM)
-        self._last_of_queue = scheduled.last_of_queue
-        if not self.dist.is_last_pp_rank:
-            self._send_on(self.send_schedule_handles, microbatch_id, scheduled, PPCommTag.SCHEDULE_RESULT)
-            self._send_on(self.send_expected_batch_num_handles, microbatch_id, handled, PPCommTag.EXECUTED_BATCH_NUM)
-        if not self.dist.is_first_pp_rank:
             for request in scheduled.new_requests:
                 self.active_requests[request.request_id] = request
-            for _ in range(handled):
-                self._handle_executed_batch(self._next_executed_batch())
+        self._last_of_queue = scheduled.last_of_queue
+        self._send_on(self.send_schedule_handles, microbatch_id, scheduled, PPCommTag.SCHEDULE_RESULT)
         if not scheduled.request_ids:
             self.stage.forward([])  # wakes the next rank, which waits for an activation
         return [self.active_requests[request_id] for request_id in scheduled.request_ids]
 
+    def _propagate_executed_batch_num(self, microbatch_id: int) -> None:
+        """Tell all ranks how many executed batches rank 0 has handled, so that each handles as many."""
+        if not self.dist.is_first_pp_rank:
+            self._executed_batch_num = self.dist.recv_object(self.dist.prev_pp_rank, PPCommTag.EXECUTED_BATCH_NUM)
+        self._send_on(
+            self.send_expected_batch_num_handles, microbatch_id, self._executed_batch_num, PPCommTag.EXECUTED_BATCH_NUM
+        )
+        if not self.dist.is_first_pp_rank:
+            for _ in range(self._executed_batch_num):
+                self._handle_executed_batch(self._next_executed_batch())
+
     def _send_on(self, handles: list[Any], microbatch_id: int, value: Any, tag: PPCommTag) -> None:
+        if self.dist.is_last_pp_rank:
+            return
         self.wait_on_pp_send_handles(handles, microbatch_id)
         handles[microbatch_id] = self.dist.isend_object(value, self.dist.next_pp_rank, tag)
 
@@ -204,6 +217,7 @@ class HostExecutor:
         assert host is not None
         if not self.dist.is_last_pp_rank:
             self.wrong += self.stage.check(host)
+            self.payload_bytes = len(host.payload)
         for request, token in zip(batch.sample_state.requests, host.new_tokens, strict=True):
             request.tokens.append(token)
             if request.finished:

@@ -11,12 +11,17 @@ __all__ = ["BatchStatePP", "Host", "Request", "SampleState", "Scheduled", "Stage
 
 @dataclass
 class Request:
-    """One request, known to every rank; `tokens` are those generated and handled so far."""
+    """One request, known to every rank.
+
+    `tokens` are those generated and handled so far; only on rank 0 are they sure to be complete when the request is
+    scheduled. `computed` is how many positions this rank's stage has run, the same on every rank.
+    """
 
     request_id: int
     prompt: Sequence[int]
     max_tokens: int
     tokens: list[int] = field(default_factory=list)
+    computed: int = 0
 
     @property
     def finished(self) -> bool:

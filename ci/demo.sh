@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# The fault and the cure in one table: a real language model on four pipeline stages, once with each relay.
+# Sets up what it needs. Exits 0 only if every relay gave the same text and the patch gave the throughput back.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash ci/setup.sh openmpi
+exec .venv/openmpi/bin/python perf/pipeline.py --model smollm2 --policies regressed,flush,oneshot,patched --expect-recovery "$@"

@@ -1,0 +1,121 @@
+"""The host executor's stage with a real model in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from decoder import payload as payloads
+from decoder.convert import prepare
+from decoder.layers import DTYPES, Chunk, StageModel
+from decoder.spec import Spec, cut
+from decoder.wire import Wire
+
+if TYPE_CHECKING:
+    from trtllm_pp_progress.host import Host, Request
+
+__all__ = ["DecoderStage", "build"]
+
+
+class DecoderStage:
+    """One pipeline stage of a decoder (see `trtllm_pp_progress.host.Stage`); the last one samples greedily.
+
+    A request of which nothing is computed is a prompt to run whole; else it continues from its last token. Batches are
+    checked in the order they were sampled in. `make_host` builds what travels the ring.
+    """
+
+    def __init__(self, model: StageModel, wire: Wire, payload: str | int, make_host: Callable[..., Any]) -> None:
+        self.model = model
+        self._wire, self._payload, self._make_host = wire, payloads.parse(payload), make_host
+        self._rows: torch.Tensor | None = None
+        self._sampled = 0
+        self._checked = 0
+
+    def receive(self, timeout: float | None) -> bool:
+        """Wait at most `timeout` seconds for the next activation, outside MPI; the first stage never waits.
+
+        Raises WireError when the previous stage has closed or died.
+        """
+        if self.model.first or self._rows is not None:
+            return True
+        self._rows = self._wire.receive(timeout)
+        return self._rows is not None
+
+    def forward(self, requests: Sequence[Request]) -> Host | None:
+        """Run one batch and send the rows on, or sample; an empty batch is passed on as no rows, and not sampled.
+
+        Returns a Host on the last stage, else None. ValueError if the activation is not of this batch.
+        """
+        rows, self._rows = self._rows, None
+        chunks = [_chunk(request) for request in requests]
+        total = sum(len(chunk.ids) for chunk in chunks)
+        if not self.model.first and (rows is None or len(rows) != total):
+            raise ValueError(f"a batch of {total} rows got an activation of {'none' if rows is None else len(rows)}")
+        if not chunks:
+            if not self.model.last:
+                self._wire.send(torch.empty(0, self.model.hidden))
+            return None
+        output = self.model.run(chunks, rows)
+        if not self.model.last:
+            self._wire.send(output)
+            return None
+        tokens = output.argmax(dim=-1).tolist()
+        step, self._sampled = self._sampled, self._sampled + 1
+        data = payloads.pack(self._payload, tokens, output.cpu().numpy(), step)
+        host: Host = self._make_host(tokens, data, step)
+        return host
+
+    def check(self, host: Host) -> int:
+        """Return 1 if the sample state is not the one due, or its payload not that of its tokens; else 0."""
+        due, self._checked = self._checked, self._checked + 1
+        return int(host.step != due or payloads.wrong(host.payload, host.new_tokens, host.step))
+
+    def release(self, request: Request) -> None:
+        """Free a finished request's cache."""
+        self.model.release(request.request_id)
+
+    def close(self) -> None:
+        """End the connection with both neighbours; safe to call twice."""
+        self._wire.close()
+
+
+def build(
+    model: str | Spec,
+    rank: int,
+    size: int,
+    address: str = "",
+    *,
+    payload: str | int = payloads.NONE,
+    dtype: str = "float32",
+    device: str = "cpu",
+    threads: int = 1,
+    make_host: Callable[..., Any] | None = None,
+) -> DecoderStage:
+    """Build stage `rank` of `size` of a model, holding only its own weights, and connect it with its neighbours.
+
+    `address` is that of the pipeline's Rendezvous, the same on all ranks (not needed for one stage); the call is
+    collective. `threads` is torch's number for this process: one a rank, as ranks share the cores. Raises ModelError,
+    WireError, ValueError (payload).
+    """
+    payloads.parse(payload)  # before the weights are read
+    spec = model if isinstance(model, Spec) else prepare(model)
+    cut(spec, size)
+    torch.set_num_threads(threads)
+    if make_host is None:
+        from trtllm_pp_progress.host import Host  # starts MPI, which a pipeline without it never needs
+
+        make_host = Host
+    stage = StageModel(spec, rank, size, device=device, dtype=dtype)
+    wire = Wire(rank, size, address, stage.hidden, DTYPES[dtype])
+    return DecoderStage(stage, wire, payload, make_host)
+
+
+def _chunk(request: Request) -> Chunk:
+    if request.computed:
+        # Only the first stage reads ids, and only there is the last token sure to have been handled already.
+        return Chunk(request.request_id, request.tokens[-1:] or [0], request.computed)
+    if not request.prompt:
+        raise ValueError(f"request {request.request_id} has an empty prompt")
+    return Chunk(request.request_id, request.prompt, 0)

@@ -1,0 +1,252 @@
+"""The command line: bad input is one line on stderr and exit code 2; the launcher's command is a pure function."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trtllm_pp_progress
+from trtllm_pp_progress import cli
+from trtllm_pp_progress.bench import _launch
+
+ROOT = Path(trtllm_pp_progress.__file__).parents[1]
+OPEN_MPI = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
+MPICH = "HYDRA build details:\n    Version:                                 4.3.2\n"
+
+
+@pytest.fixture(autouse=True)
+def _not_a_rank(monkeypatch):
+    """Let no test take itself for a rank."""
+    for variable in _launch.RANK_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def no_launcher(tmp_path, monkeypatch):
+    """Have no mpirun on the PATH and none beside this Python."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(_launch.sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Put an mpirun beside this Python that notes how it was called, and exits with the code in the file `code`."""
+    script = tmp_path / "mpirun"
+    script.write_text(
+        f"#!{sys.executable}\n"
+        "import json, os, sys\nfrom pathlib import Path\n"
+        "here = Path(__file__).parent\n"
+        f"if sys.argv[1:] == ['--version']:\n    print({OPEN_MPI!r})\n    sys.exit()\n"
+        "(here / 'call.json').write_text(json.dumps([sys.argv, dict(os.environ)]))\n"
+        "sys.exit(int((here / 'code').read_text()))\n"
+    )
+    script.chmod(0o755)
+    (tmp_path / "code").write_text("0")
+    monkeypatch.setattr(_launch.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "")
+    return tmp_path
+
+
+def refused(capfd, *arguments):
+    """Run the command line in this process and return its one line of complaint."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    out, err = capfd.readouterr()
+    assert left.value.code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("Error: ")
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--policies", "fast"],
+            "unknown policy 'fast': valid ones are regressed, flush, oneshot, inline, iprobe, patched",
+        ),
+        (["--policies", "flush,fast"], "unknown policy 'fast'"),
+        (["--policies", ""], "unknown policy ''"),
+        (["--scenarios", "slow"], "unknown scenario 'slow': valid ones are published, steady, late, large, many"),
+        (["--transport", "ib"], "unknown transport 'ib': valid ones are tcp, shm, default"),
+        (["--transport", "tcp,shm"], "--transport takes one transport"),
+        (["--pp", "1"], "--pp"),
+        (["--pp", "x"], "--pp"),
+        (["--repeat", "0"], "--repeat"),
+        (["--steps", "9"], "--steps"),
+        (["--payload", "-1"], "--payload"),
+        (["--timeout", "0"], "--timeout"),
+        (["--json", "/"], "--json"),
+        (["--polices", "flush"], "--polices"),
+        (["extra"], "extra"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(arguments, said, capfd):
+    """The line names the value and, where there are few, the valid ones; nothing is started."""
+    assert said in refused(capfd, "bench", *arguments)
+
+
+@pytest.mark.parametrize("option", ["--compute-ms", "--reentry-ms"])
+@pytest.mark.parametrize("bad", ["nan", "inf", "-1", "x"])
+def test_a_time_that_is_no_finite_number_in_range_is_refused(option, bad, capfd, no_launcher):
+    """Options are as strict as settings: nan is no time."""
+    assert option in refused(capfd, "bench", option, bad)
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+def test_a_timeout_that_never_comes_is_refused(bad, capfd, no_launcher):
+    """Everything has a deadline."""
+    assert "--timeout" in refused(capfd, "bench", "--timeout", bad)
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "x", "nan", "", "1.5"])
+def test_a_bad_budget_in_the_environment_is_one_line_and_exit_code_2(bad, capfd, monkeypatch, no_launcher):
+    """It is said once, by name, before any rank is started."""
+    monkeypatch.setenv("TRTLLM_PP_PROGRESS_MAX_POLLS", bad)
+    assert f"TRTLLM_PP_PROGRESS_MAX_POLLS={bad!r} is not valid: a whole number from 1" in refused(capfd, "bench")
+
+
+def test_a_launcher_that_is_not_found_is_one_line_and_exit_code_2(capfd, no_launcher):
+    """With an empty PATH and no launcher beside Python the line says what to install."""
+    assert "mpirun was not found: install Open MPI or MPICH" in refused(capfd, "bench")
+
+
+@pytest.mark.parametrize("text", ["not a program", ""], ids=["no interpreter", "empty"])
+def test_a_launcher_that_cannot_be_run_is_one_line_and_exit_code_2(text, capfd, started):
+    """A broken mpirun is a clear error, too."""
+    (started / "mpirun").write_text(text and f"#!/nowhere/{text}\n")
+    assert "mpirun" in refused(capfd, "bench")
+
+
+@pytest.mark.parametrize("arguments", [["bench", "--policies", "fast"], ["bench", "--nothing"], ["nothing"]])
+def test_the_module_run_as_a_program_complains_the_same_way(arguments):
+    """`python -m trtllm_pp_progress` is the same program: exit code 2, one line, no traceback."""
+    command = [sys.executable, "-m", "trtllm_pp_progress", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("Error: ")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["bench", "--help"], ["--version"]])
+def test_help_and_version_need_no_mpi(arguments, capfd, no_launcher):
+    """They print and exit with 0."""
+    cli.main(arguments)
+    out, err = capfd.readouterr()
+    assert out
+    assert err == ""
+
+
+def test_without_a_command_the_help_is_printed(capfd):
+    """No command is bad input, answered by the help."""
+    with pytest.raises(SystemExit) as left:
+        cli.main([])
+    assert left.value.code == 2
+    assert "bench" in "".join(capfd.readouterr())
+
+
+def test_names_are_those_of_the_bench():
+    """What the command line offers is what the bench has, in its order."""
+    script = (
+        "import json, mpi4py\nmpi4py.rc.initialize = False\n"
+        "from trtllm_pp_progress.bench import _scenarios as bench\n"
+        "print(json.dumps([list(bench.POLICY_NAMES), list(bench.SCENARIOS)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == [list(cli.POLICIES), list(cli.SCENARIOS)]
+    assert list(_launch.TRANSPORTS) == list(cli.TRANSPORTS)
+
+
+# Starting the ranks
+
+
+@pytest.mark.parametrize("root", [True, False])
+@pytest.mark.parametrize("transport", cli.TRANSPORTS)
+def test_open_mpi_is_told_to_use_ucx_on_the_transport(transport, root, monkeypatch):
+    """TCP and shared memory are forced past Open MPI's checks; the default forces nothing; root is allowed."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+    line, variables = _launch.command(4, transport, ["-m", "x"], "/bin/mpirun", OPEN_MPI)
+    assert line[:4] == ["/bin/mpirun", "-n", "4", "--oversubscribe"]
+    assert line[-3:] == [sys.executable, "-m", "x"]
+    options = line[4:-3]
+    if transport == "default":
+        assert options == []
+        assert "UCX_TLS" not in variables
+    else:
+        assert options[:3] == ["--mca", "pml", "ucx"]
+        assert options[-2:] == ["-x", "UCX_TLS"]
+        assert variables["UCX_TLS"] == {"tcp": "tcp,self", "shm": "posix,sysv,cma,self"}[transport]
+    allowed = {name for name in variables if name.startswith("OMPI_ALLOW_RUN_AS_ROOT")}
+    assert allowed == ({"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} if root else set())
+
+
+@pytest.mark.parametrize(
+    "version", ["mpirun (Open MPI) 4.1.6", "mpirun (OpenRTE) 4.1.6", "prterun (PRRTE) 3.0", OPEN_MPI]
+)
+def test_each_name_of_open_mpis_launcher_is_known(version):
+    """Its launcher goes by several names."""
+    assert "--oversubscribe" in _launch.command(2, "tcp", [], "mpirun", version)[0]
+
+
+@pytest.mark.parametrize(
+    ("transport", "expected"),
+    [
+        ("tcp", {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"}),
+        ("shm", {"UCX_TLS": "posix,sysv,cma,self"}),
+        ("default", {}),
+    ],
+)
+def test_mpich_takes_variables_only(transport, expected):
+    """No option of Open MPI's reaches it, and TCP is forced within a node, too."""
+    line, variables = _launch.command(3, transport, ["-m", "x"], "mpiexec", MPICH)
+    assert line == ["mpiexec", "-n", "3", sys.executable, "-m", "x"]
+    assert variables == expected
+
+
+@pytest.mark.parametrize("variable", _launch.RANK_VARIABLES)
+def test_a_rank_is_recognised_by_its_launchers_variable(variable):
+    """Open MPI, PMIx and MPICH each set one."""
+    assert _launch.under_mpi({variable: "0"})
+    assert not _launch.under_mpi({"PATH": "/bin", variable + "S": "0"})
+
+
+@pytest.mark.parametrize("code", [0, 1, 7])
+def test_the_ranks_get_the_same_arguments_and_their_exit_code_is_ours(code, started, monkeypatch):
+    """The launcher runs this program again with what was asked for, and what it says is what we say."""
+    (started / "code").write_text(str(code))
+    monkeypatch.setattr(sys, "argv", ["prog", "bench", "--pp", "3", "--transport", "shm", "--policies", "patched"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == code
+    line, environment = json.loads((started / "call.json").read_text())
+    assert line[1:4] == ["-n", "3", "--oversubscribe"]
+    wanted = ["-m", "trtllm_pp_progress", "bench", "--pp", "3", "--transport", "shm", "--policies", "patched"]
+    assert line[-len(wanted) :] == wanted
+    assert environment["UCX_TLS"] == "posix,sysv,cma,self"
+
+
+def test_ranks_that_do_not_end_are_ended(started, monkeypatch):
+    """At the timeout the launcher is told to stop, waited for, and the error says so."""
+    (started / "mpirun").write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 60\n')
+    processes = []
+
+    class Noted(subprocess.Popen):
+        """A process that is noted."""
+
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            processes.append(self)
+
+    monkeypatch.setattr(_launch.subprocess, "Popen", Noted)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    with pytest.raises(_launch.LaunchError, match=r"no result after 0\.01 s: the ranks were ended"):
+        _launch.launch(2, "tcp", [], 0.01)
+    assert [process.returncode for process in processes] == [0, -signal.SIGTERM]

@@ -1,0 +1,385 @@
+"""What PyExecutor gains, on the fakes of the eras: exchanged tables and queue, upstream's contracts kept."""
+
+import inspect
+import logging
+import queue
+import threading
+from unittest.mock import MagicMock
+
+import pytest
+from fakes import (
+    LIMIT_S,
+    NEVER,
+    PATCHABLE,
+    SLOTS,
+    FakeDist,
+    FakeMultiHandleWrapper,
+    FakeRequest,
+    FakeWork,
+    HookedLock,
+    SendFailedError,
+    elsewhere,
+    executor_class,
+    join,
+)
+
+from trtllm_pp_progress import _mixin
+from trtllm_pp_progress._compat import recognise
+from trtllm_pp_progress._idle import ProgressQueue
+from trtllm_pp_progress._mixin import QUEUE, TABLES, engine_of, grafts
+from trtllm_pp_progress._patch import Patch
+from trtllm_pp_progress._settings import Settings
+from trtllm_pp_progress._table import HandleTable
+
+AT_ONCE = Settings(drain_deadline_s=0)
+
+
+def patched(era="E", settings=AT_ONCE, born=lambda executor: None):
+    """Return a fresh class of an era with the grafts on it."""
+    cls = executor_class(era)
+    Patch(grafts(cls, settings, born))
+    return cls
+
+
+@pytest.fixture(params=PATCHABLE)
+def cls(request):
+    """Return a patched class of each era in turn."""
+    return patched(request.param)
+
+
+def run(executor, batches):
+    """Start an executor, relay batches, and return once each has been answered."""
+    executor.start_worker()
+    for batch in range(batches):
+        executor.executed_batch_queue.put(batch % SLOTS)
+    for _ in range(batches):
+        executor.executed_batch_response_queue.get(timeout=LIMIT_S)
+
+
+# What is exchanged
+
+
+def test_tables_and_queue_are_exchanged_where_they_are_assigned(cls):
+    """After construction the tables report to one engine, and the relay's very first get is ours."""
+    executor = cls()
+    engine = engine_of(executor)
+    for name in TABLES:
+        assert isinstance(getattr(executor, name), HandleTable)
+        assert engine.tables[name] is getattr(executor, name)
+    run(executor, 1)
+    assert isinstance(executor.executed_batch_queue, ProgressQueue)
+    assert executor.executed_batch_queue.maxsize == SLOTS
+    assert executor.executed_batch_queue.consumer == executor.handler.ident
+    assert type(executor.executed_batch_response_queue) is queue.Queue
+    executor.shutdown()
+
+
+def test_each_executor_has_an_engine_of_its_own_and_is_announced_once(cls):
+    """Two lives in one process share nothing."""
+    born = []
+    cls = patched("E", born=born.append)
+    first, second = cls(), cls()
+    assert engine_of(first) is not engine_of(second)
+    assert born == [first, second]
+
+
+def test_threads_that_meet_in_the_first_use_get_one_engine(monkeypatch):
+    """An engine is made once, under a lock, although another thread makes it just before that lock is taken."""
+    born, made, make = [], [], _mixin._new_engine
+    executor = object.__new__(patched(born=born.append))
+    lock = _mixin._creating
+
+    def use():
+        executor.progress_pp_send_handles([None], 0)
+
+    monkeypatch.setattr(_mixin, "_creating", HookedLock(lock, lambda: elsewhere(use)))
+    monkeypatch.setattr(_mixin, "_new_engine", lambda *given: made.append(lock.locked()) or make(*given))
+    use()
+    assert (born, made) == ([executor], [True])
+
+
+@pytest.mark.parametrize(
+    "value", [None, (), "text", type("Mine", (list,), {})([None])], ids=["None", "tuple", "text", "subclass"]
+)
+@pytest.mark.parametrize("name", TABLES)
+def test_only_a_plain_list_becomes_a_table(name, value):
+    """Anything else assigned there is somebody's own design, and stays what it is."""
+    executor = patched()()
+    setattr(executor, name, value)
+    assert getattr(executor, name) is value
+
+
+def full():
+    """Return a queue that is in use."""
+    used = queue.Queue()
+    used.put("batch")
+    return used
+
+
+@pytest.mark.parametrize(
+    "value", [None, queue.SimpleQueue(), queue.LifoQueue(), full(), MagicMock()], ids=lambda value: type(value).__name__
+)
+def test_only_a_new_plain_queue_becomes_ours(value):
+    """A queue of another kind, or one in use, is left as it is."""
+    executor = patched()()
+    setattr(executor, QUEUE, value)
+    assert getattr(executor, QUEUE) is value
+
+
+@pytest.mark.parametrize("name", [*TABLES, QUEUE])
+def test_an_attribute_that_was_never_assigned_is_missing_as_before(name):
+    """hasattr, getattr with a default, and the error's text are those of a plain attribute; del works once."""
+    cls = patched()
+    executor = object.__new__(cls)
+    assert not hasattr(executor, name)
+    assert getattr(executor, name, "default") == "default"
+    with pytest.raises(AttributeError, match=f"'PyExecutor' object has no attribute '{name}'"):
+        getattr(executor, name)
+    with pytest.raises(AttributeError):
+        delattr(executor, name)
+    setattr(executor, name, None)
+    delattr(executor, name)
+    assert not hasattr(executor, name)
+    assert name in vars(cls)
+
+
+def test_the_values_stay_in_the_instance():
+    """Without the descriptors the executor finds its tables and queue where a plain attribute would be."""
+    cls = executor_class("E")
+    patch = Patch(grafts(cls, AT_ONCE))
+    executor = cls()
+    table = executor.send_handles
+    patch.revert()
+    assert executor.send_handles is table
+
+
+def test_a_table_that_is_assigned_again_reports_as_well():
+    """A second list takes the first one's place in the engine."""
+    executor = patched()()
+    executor.send_handles = [None] * 2
+    executor.send_handles[1] = FakeRequest(NEVER)
+    assert engine_of(executor).pending
+    assert engine_of(executor).tables["send_handles"] is executor.send_handles
+
+
+def test_methods_look_like_upstreams(cls):
+    """Name, signature and the original behind them are kept, so that a class is recognised patched or not."""
+    for name in ("wait_on_pp_send_handles", "_ring_broadcast_sample_state", "_executor_loop_cleanup"):
+        method = vars(cls)[name]
+        assert (method.__name__, inspect.signature(method)) == (name, inspect.signature(method.__wrapped__))
+        assert not hasattr(method.__wrapped__, "__wrapped__")
+    assert recognise(cls).patch
+
+
+# Waiting
+
+
+def test_an_empty_slot_is_not_worth_an_engine(cls):
+    """Waiting for nothing makes nothing."""
+    executor = object.__new__(cls)
+    executor.wait_on_pp_send_handles([None], 0)
+    assert engine_of(executor) is None
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_wait_drives_instead_of_blocking(cls, name):
+    """The patched wait clears the slot with tests alone, in each table."""
+    executor = cls()
+    handles = getattr(executor, name)
+    handles[1] = handle = FakeRequest(600)
+    executor.wait_on_pp_send_handles(handles, 1)
+    assert (handles[1], handle.tests, handle.waits, executor.events) == (None, 600, 0, [])
+
+
+def test_a_handle_that_cannot_be_tested_gets_upstreams_wait(cls):
+    """The Ray path's wrapper is waited for as upstream does it, once."""
+    executor = cls()
+    executor.send_handles[1] = handle = FakeMultiHandleWrapper([FakeWork(0)])
+    executor.wait_on_pp_send_handles(executor.send_handles, 1)
+    assert (handle.waits, executor.send_handles[1], executor.events) == (1, None, [("upstream wait", 1)])
+
+
+def test_progress_drives_one_slot_and_tells(cls):
+    """The grafted method is the engine's, with its budget and its answer."""
+    executor = cls()
+    executor.send_handles[0] = handle = FakeRequest(NEVER)
+    tests = handle.tests
+    assert executor.progress_pp_send_handles(executor.send_handles, 0, max_polls=7) is False
+    assert handle.tests == tests + 7
+    handle.complete()
+    assert executor.progress_pp_send_handles(executor.send_handles, 0) is True
+    with pytest.raises(ValueError, match="max_polls=0"):
+        executor.progress_pp_send_handles(executor.send_handles, 0, max_polls=0)
+
+
+def test_an_executor_made_before_the_patch_is_driven_through_its_plain_lists():
+    """Its tables stay lists, and a wait on them neither blocks nor fails."""
+    cls = executor_class("E")
+    executor = cls()
+    Patch(grafts(cls, AT_ONCE))
+    executor.send_handles[0] = handle = FakeRequest(600)
+    executor.wait_on_pp_send_handles(executor.send_handles, 0)
+    assert (type(executor.send_handles), executor.send_handles[0], handle.waits) == (list, None, 0)
+
+
+# The relay
+
+
+@pytest.mark.parametrize("after", [1, 5, 600])
+def test_batches_go_round_without_a_blocking_wait(cls, after):
+    """Three laps over all slots: every send is driven, slots are reused, upstream's wait is never reached."""
+    cls = patched(recognise(cls).era, Settings())
+    dist = FakeDist(lambda: FakeRequest(after))
+    executor = cls(dist)
+    run(executor, 3 * SLOTS)
+    executor.shutdown()
+    assert len(dist.sent) == 3 * SLOTS
+    assert all(handle.seen and handle.waits == 0 for handle in dist.sent)
+    assert executor.events == ["notified"]
+    assert engine_of(executor).abandoned == []
+
+
+@pytest.mark.parametrize("is_patched", [True, False], ids=["patched", "stock"])
+def test_the_blocking_flush_becomes_a_drive(is_patched):
+    """Era C's relay goes on to the next batch with a send nobody receives; stock, the same relay blocks in it."""
+    cls = patched("C") if is_patched else executor_class("C")
+    gate = threading.Event()
+
+    def make():
+        return FakeRequest(NEVER) if is_patched else FakeRequest(0, inside=lambda: gate.wait(LIMIT_S))
+
+    executor = cls(FakeDist(make))
+    executor.start_worker()
+    executor.executed_batch_queue.put(0)
+    assert executor.executed_batch_response_queue.get(timeout=LIMIT_S) == 0
+    executor.executed_batch_queue.put(1)
+    if is_patched:
+        assert executor.executed_batch_response_queue.get(timeout=LIMIT_S) == 1
+        executor.shutdown()
+        assert len(engine_of(executor).abandoned) == 2
+    else:
+        executor.executed_batch_queue.put(None)
+        gate.set()
+        join(executor.handler)
+        assert ("upstream wait", 0) in executor.events
+
+
+def test_the_flush_is_a_drive_on_the_relay_thread_only():
+    """The same call on the executor thread is upstream's wait before slot reuse, and waits until the slot is clear."""
+    executor = patched("C")()
+    run(executor, 1)
+    executor.send_handles[5] = handle = FakeRequest(600)
+    executor.wait_on_pp_send_handles(executor.send_handles, 5)
+    assert (handle.tests, executor.send_handles[5]) == (600, None)
+    executor.shutdown()
+
+
+def test_a_slot_is_waited_for_before_the_relay_uses_it_again(cls):
+    """Within the ring's own method the relay thread's wait is a wait, not a single drive."""
+    made = []
+
+    def make():
+        made.append(FakeRequest(NEVER if not made else 0))
+        return made[-1]
+
+    executor = cls(FakeDist(make))
+    run(executor, 1)
+    executor.executed_batch_queue.put(0)
+    executor.executed_batch_response_queue.get(timeout=LIMIT_S)
+    assert len(made) == 1  # answered, and now waiting for its slot
+    made[0].complete()
+    executor.executed_batch_queue.put(1)
+    executor.executed_batch_response_queue.get(timeout=LIMIT_S)
+    executor.shutdown()
+    assert len(made) == 3
+    assert executor.events == ["notified"]
+
+
+def test_an_error_in_the_ring_does_not_turn_later_waits_into_others(cls):
+    """A ring that raises is left as one that returns."""
+    executor = cls(FakeDist(lambda: (_ for _ in ()).throw(SendFailedError())))
+    executor.executed_batch_response_queue = queue.Queue()
+    executor.executed_batch_queue = queue.Queue()
+    executor.executed_batch_queue.consumer = threading.get_ident()
+    with pytest.raises(SendFailedError):
+        executor._ring_broadcast_sample_state(0)
+    executor.send_handles[1] = handle = FakeRequest(NEVER)
+    executor.wait_on_pp_send_handles(executor.send_handles, 1)  # the relay thread's flush: a drive
+    assert executor.send_handles[1] is handle
+
+
+# The end
+
+
+@pytest.mark.parametrize("era", PATCHABLE)
+def test_cleanup_notifies_first_and_waits_once_for_each_table_and_slot(era, monkeypatch):
+    """Upstream's order and number of waits are kept: nothing is drained behind its back before it notified."""
+    cls = patched(era)
+    executor, calls = cls(), []
+    ours = cls.wait_on_pp_send_handles
+
+    def counted(self, handles, slot):
+        assert self.is_shutdown
+        assert self.shutdown_event.is_set()
+        calls.append((id(handles), slot))
+        ours(self, handles, slot)
+
+    monkeypatch.setattr(cls, "wait_on_pp_send_handles", counted)
+    executor.send_handles[1] = FakeRequest(NEVER)
+    executor._executor_loop_cleanup()
+    assert len(calls) == len(set(calls)) == len(TABLES) * SLOTS
+
+
+def test_cleanup_survives_what_is_broken_and_what_never_completes(cls, caplog):
+    """Waiters are told, a broken handle is logged once and dropped, a pending one is given up at the deadline."""
+    caplog.set_level(logging.DEBUG, logger="trtllm_pp_progress")
+    executor = cls()
+    executor.send_handles[1] = FakeRequest(error=SendFailedError("peer gone"))
+    executor.send_handles[2] = FakeRequest(NEVER)
+    executor.send_schedule_handles[3] = FakeRequest(NEVER)
+    executor.send_expected_batch_num_handles[4] = good = FakeRequest(5)
+    executor._executor_loop_cleanup()
+    assert executor.events == ["notified", ("upstream wait", 1)]
+    assert good.seen
+    for name in TABLES:
+        assert getattr(executor, name) == [None] * SLOTS
+    assert [(kept.table, kept.slot, kept.rank, kept.peer) for kept in engine_of(executor).abandoned] == [
+        ("send_handles", 2, 3, 0),
+        ("send_schedule_handles", 3, 3, 0),
+    ]
+    dropped = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert len(dropped) == 1
+    assert "send_handles[1]" in dropped[0]
+
+
+def test_shutdown_ends_with_a_send_that_nobody_receives(cls):
+    """The relay leaves, its send is abandoned by number, and nothing blocks."""
+    executor = cls(FakeDist(lambda: FakeRequest(NEVER)))
+    run(executor, 2)
+    executor.shutdown()
+    assert {kept.slot for kept in engine_of(executor).abandoned} == {0, 1}
+
+
+def test_a_stub_without_anything_can_be_cleaned_up():
+    """Upstream's tests build bare executors with mocks in the slots: waits are theirs, exactly one a slot."""
+    cls = patched("E")
+    stub = object.__new__(cls)
+    stub.num_micro_batches, stub.events = 1, []
+    stub.response_cv, stub.shutdown_event = threading.Condition(), threading.Event()
+    for name in TABLES:
+        setattr(stub, name, [MagicMock()])
+    mocks = [getattr(stub, name)[0] for name in TABLES]
+    stub._executor_loop_cleanup()
+    for mock in mocks:
+        mock.wait.assert_called_once_with()
+    assert stub.is_shutdown
+
+
+def test_two_lives_in_one_process(cls):
+    """An executor can be built, used and shut down, and then another one of the same class."""
+    for _ in range(2):
+        executor = cls(FakeDist(lambda: FakeRequest(3)))
+        run(executor, SLOTS + 1)
+        executor.shutdown()
+        assert engine_of(executor).abandoned == []
+        assert not engine_of(executor).pending

@@ -1,0 +1,140 @@
+"""The handle table: still upstream's list, and aware of what is written to it."""
+
+import fakes
+import pytest
+from fakes import NEVER, FakeRequest
+
+from trtllm_pp_progress._engine import Engine
+from trtllm_pp_progress._settings import Settings
+from trtllm_pp_progress._table import HandleTable, clear_slot
+
+
+@pytest.fixture
+def engine(clock):
+    """Return an engine on the fake clock."""
+    engine = Engine(Settings(), clock=clock, pause=clock.pause)
+    engine.tests_at_post = lambda: 0
+    return engine
+
+
+def recorded(size):
+    """Return a table of empty slots and the list of what it reports."""
+    posts = []
+    return HandleTable("send_handles", [None] * size, lambda table, slot, handle: posts.append((slot, handle))), posts
+
+
+def test_it_stays_a_list():
+    """Length, order, indexing, loops, containment and equality mean what they meant."""
+    table, _ = recorded(3)
+    table[1] = "handle"
+    assert isinstance(table, list)
+    assert table == [None, "handle", None]
+    assert (len(table), table[1], table[-2], table[0:2]) == (3, "handle", "handle", [None, "handle"])
+    assert "handle" in table
+    assert [handle is None for handle in table] == [True, False, True]
+
+
+def test_a_write_is_reported_with_slot_and_handle():
+    """Every handle that is written is reported once; None is not."""
+    table, posts = recorded(3)
+    table[2], table[0], table[2] = "a", None, "b"
+    assert posts == [(2, "a"), (2, "b")]
+
+
+def test_a_negative_index_is_reported_as_the_slot_it_means():
+    """table[-1] is the last slot."""
+    table, posts = recorded(3)
+    table[-1] = "a"
+    assert posts == [(2, "a")]
+
+
+def test_what_it_is_made_of_is_reported():
+    """Handles that are there at the start are pending too."""
+    posts = []
+    HandleTable("send_handles", [None, "a", None, "b"], lambda table, slot, handle: posts.append((slot, handle)))
+    assert posts == [(1, "a"), (3, "b")]
+
+
+def test_a_slice_is_written_slot_by_slot():
+    """Assigning a slice of the same length reports what it writes."""
+    table, posts = recorded(4)
+    table[1:3] = ["a", None]
+    table[::2] = [None, "b"]
+    assert table == [None, "a", "b", None]
+    assert posts == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("values", [[], ["a"], ["a", "b", "c"]])
+def test_a_slice_of_another_length_changes_nothing(values):
+    """A table cannot grow or shrink through a slice, and a refused write leaves every slot as it was."""
+    table, posts = recorded(4)
+    with pytest.raises(ValueError, match="keeps its length"):
+        table[1:3] = values
+    assert table == [None] * 4
+    assert posts == []
+
+
+@pytest.mark.parametrize("slot", [3, -4, 1 << 40])
+def test_an_index_out_of_range_is_an_index_error(slot):
+    """A write beyond the table reports nothing."""
+    table, posts = recorded(3)
+    with pytest.raises(IndexError):
+        table[slot] = "a"
+    assert posts == []
+
+
+def test_clearing_a_slot_reports_nothing():
+    """clear_slot empties a slot past all bookkeeping, of a plain list as well."""
+    table, posts = recorded(2)
+    table[0] = "a"
+    clear_slot(table, 0)
+    plain = ["a"]
+    clear_slot(plain, 0)
+    assert (table, plain, len(posts)) == ([None, None], [None], 1)
+
+
+def test_an_empty_table_has_nothing_pending(engine):
+    """1,024 empty slots are no work, and say so without being looked at."""
+    table = engine.table("send_handles", [None] * 1024)
+    assert not table.sends
+    assert not engine.pending
+
+
+@pytest.mark.parametrize("driven", [True, False], ids=["driven", "fresh"])
+def test_an_overwritten_pending_send_is_kept_alive_and_counted(engine, driven):
+    """Whoever writes over a pending send, driven before or not, its request lives on; the new one is tracked."""
+    table = engine.table("send_handles", [None])
+    old, new = FakeRequest(NEVER), FakeRequest(NEVER)
+    table[0] = old
+    if driven:
+        engine.drive()
+    table[0] = new
+    engine.drive()
+    assert [record.handle for record in table.sends.displaced] == [old]
+    assert table.sends.counters.displaced == 1
+    assert table[0] is new
+    new.complete()
+    assert engine.drive()
+    assert table == [None]
+
+
+def test_none_over_a_pending_slot_means_that_upstream_has_waited(engine):
+    """Upstream writes None only after its own wait: the slot is then nobody's, and nothing was displaced."""
+    table = engine.table("send_handles", [None])
+    table[0] = FakeRequest(NEVER)
+    engine.drive()
+    table[0] = None
+    assert engine.drive()
+    assert table.sends.counters.displaced == 0
+
+
+def test_describe_counts_and_lists_what_is_pending(engine, clock):
+    """A table's description has every counter, and slot and age of what is pending."""
+    table = engine.table("send_handles", [None] * 4)
+    table[2] = FakeRequest(NEVER)
+    engine.drive()
+    clock.now += 3
+    described = table.sends.describe(clock())
+    assert described["pending"] == [{"slot": 2, "age_s": 3.0}]
+    assert (described["posts"], described["polls"], described["completions"]) == (1, Settings().max_polls, 0)
+    assert fakes.FAULTS == []

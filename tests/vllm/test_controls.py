@@ -1,0 +1,46 @@
+"""The tests can fail: every known fault is noticed within its deadline, and costs no more than its own processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pp_engine import Load
+from pp_world import Broken, Scenario, compare, everywhere, run
+
+DEADLINE = 60.0
+ABORTING = Load(steps=200, requests=2, aborts=0.2)
+
+
+def verdict(scenario, stock_run):
+    compare(run(scenario, DEADLINE), stock_run(replace(scenario, patience=60.0)))
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "scenario", "message"),
+    [
+        ("stale_event", Scenario(4, load=Load(steps=200)), "poisoned reads"),
+        ("lazy_event_alone", Scenario(4, load=ABORTING), "died|differ|did not end"),
+        ("no_final_flush", Scenario(3, load=Load(steps=60, lulls=0.0, requests=12), abrupt=True), "did not end"),
+        ("no_idle_flush", Scenario(3, load=Load(steps=200, lulls=0.2)), "source resident while idle"),
+        ("newest_first", Scenario(4, load=Load(steps=200, drafts=2)), "died|differ|did not end"),
+    ],
+)
+def test_a_fault_is_noticed(stock_run, sabotage, scenario, message):
+    """A policy with this fault fails in its own processes, for the reason it should."""
+    broken = everywhere(replace(scenario, patience=8.0, sabotage=sabotage), 3 if scenario.pp_size == 4 else 2)
+    with pytest.raises(Broken, match=message):
+        verdict(broken, stock_run)
+
+
+def test_a_backend_that_blocks_its_source_deadlocks(stock_run):
+    """With broadcasts that wait for their receivers a delay of 2 locks the pipe up: why CPU backends are refused."""
+    scenario = everywhere(Scenario(4, load=Load(steps=100, requests=12), blocking=True, patience=8.0), 2, "pre-model")
+    with pytest.raises(Broken, match=r"did not end|never got"):
+        verdict(scenario, stock_run)
+
+
+def test_blocking_alone_is_no_deadlock(stock_run):
+    """Without activations between the ranks the same run ends: it is their meeting that locks up, not the harness."""
+    scenario = everywhere(Scenario(4, load=Load(steps=100), blocking=True, p2p=False), 2, "pre-model")
+    verdict(scenario, stock_run)

@@ -1,0 +1,139 @@
+"""Between one vLLM worker and its receive policy: when to start, when to flush, when to report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from trtllm_pp_progress.vllm import _gates
+from trtllm_pp_progress.vllm._adapter import Receiver, Source
+from trtllm_pp_progress.vllm._gates import Facts, ReceiveRefused
+from trtllm_pp_progress.vllm._settings import ReceiveSettings
+from trtllm_pp_progress.vllm._shadow import Shadows
+from trtllm_pp_progress.vllm._stats import StreamTimer
+
+__all__ = ["Attachment", "attachments"]
+
+logger = logging.getLogger("vllm.trtllm_pp_progress")
+
+# What a worker is asked to do between steps. Before each of these the device is expected to be at rest, or
+# communicators, memory or graphs change under it: nothing may be held back then. Names that a release lacks are passed
+# over.
+BOUNDARIES = (
+    "sleep", "wake_up", "discard", "checkpoint_prepare", "checkpoint_restore", "synchronize_device", "reload_weights",
+    "reset_weights", "start_weight_update", "start_draft_weight_update", "update_weights", "execute_dummy_batch",
+    "elastic_ep_execute", "handle_ft_command",
+)  # fmt: skip
+
+attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
+
+
+class Attachment:
+    """The receive policy of one worker.
+
+    Made after `init_device` and before `compile_or_warm_up_model`, whose return starts the policy. Raises
+    ReceiveRefused where the policy does not apply, and SettingsError for a delay that pp_size does not allow.
+    """
+
+    worker: Any
+
+    def __init__(self, worker: Any, settings: ReceiveSettings) -> None:
+        if any(other.worker is worker for other in attachments):
+            raise ReceiveRefused("the worker has a receive policy already")
+        try:
+            facts = _gates.observe(worker)
+        except (AttributeError, ImportError, AssertionError) as error:
+            raise ReceiveRefused(f"this vLLM release is not known: {error}") from error
+        # The operator's mistakes come before the worker's peculiarities, on every rank alike.
+        delay = settings.delay(facts.rank, facts.pp_size) if facts.pp_size > 1 else 0
+        if reason := _gates.refusal(facts):
+            raise ReceiveRefused(reason)
+        timer = StreamTimer(_timing_event) if settings.timing == "on" else None
+        handler = worker.model_runner.pp_handler
+        self.facts: Facts = facts
+        self.settings = settings
+        self.policy: Receiver | Source
+        if handler.is_last_rank:
+            self.policy = Source(handler, timer)
+        else:
+            self.policy = Receiver(handler, delay, settings.placement, timer)
+        self.worker = worker
+        self._shadows = Shadows(worker)
+        self._shadows.place("compile_or_warm_up_model", self._after_warm_up)
+        self._shadows.place("execute_model", self._flush_when_idle)
+        self._shadows.place("shutdown", self._at_shutdown)
+        for name in BOUNDARIES:
+            self._shadows.place(name, partial(self._flush_before, name))
+        attachments.add(self)
+        logger.info("receive policy attached: %s", json.dumps(self.status()))
+
+    def detach(self) -> None:
+        """Post everything and give the worker and its handler their own methods back."""
+        self.policy.deactivate("detach")
+        self._shadows.remove()
+        attachments.discard(self)
+
+    def status(self) -> dict[str, Any]:
+        """Return settings, role and counters, in plain values."""
+        receiver = self.policy if isinstance(self.policy, Receiver) else None
+        return {
+            "rank": self.facts.rank,
+            "pp_size": self.facts.pp_size,
+            "role": "receiver" if receiver else "source",
+            "active": self.policy.active,
+            "trouble": self.policy.trouble,
+            "delay": receiver.delay if receiver else None,
+            "settings": asdict(self.settings),
+            "counters": self.policy.counters(),
+        }
+
+    def _after_warm_up(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> Any:
+            # A pending receive can block the load of a kernel's first use, and graphs are captured here.
+            self.policy.deactivate("warm_up")
+            answer = stock(*args, **kwargs)
+            self.policy.activate()
+            return answer
+
+        return compile_or_warm_up_model
+
+    def _flush_when_idle(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = stock(scheduler_output, *args, **kwargs)
+            # The last word of the engine before it falls silent is an empty step that finishes the last request.
+            empty = not scheduler_output.total_num_scheduled_tokens
+            if empty and not self.worker.model_runner.req_states.req_id_to_index:
+                self.policy.flush("idle")
+            return answer
+
+        return execute_model
+
+    def _flush_before(self, name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def boundary(*args: Any, **kwargs: Any) -> Any:
+            self.policy.flush(name)
+            return stock(*args, **kwargs)
+
+        return boundary
+
+    def _at_shutdown(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def shutdown(*args: Any, **kwargs: Any) -> Any:
+            try:
+                self.policy.deactivate("shutdown")
+            except Exception as error:  # a dead peer or communicator must not keep the worker from going
+                logger.warning("receives left unposted at shutdown: %s", error)
+            logger.info("receive policy at shutdown: %s", json.dumps(self.status()))
+            return stock(*args, **kwargs)
+
+        return shutdown
+
+
+def _timing_event() -> Any:
+    make: Any = torch.cuda.Event  # torch leaves it untyped
+    return make(enable_timing=True)

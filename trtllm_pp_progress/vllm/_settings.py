@@ -1,0 +1,60 @@
+"""What an operator can tune; every field is TRTLLM_PP_PROGRESS_VLLM_<FIELD IN CAPITALS> in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtllm_pp_progress._settings import PREFIX, SettingsError, choice, load, setting
+from trtllm_pp_progress.vllm._policy import POST_MODEL, PRE_MODEL, delay_for
+
+__all__ = ["OFF", "RANK_AWARE", "VLLM_PREFIX", "ReceiveSettings", "SettingsError", "load_settings"]
+
+VLLM_PREFIX = PREFIX + "VLLM_"
+OFF, RANK_AWARE = "off", "rank-aware"
+
+
+def _receive(value: Any) -> str | int:
+    """Parse the `receive` setting: a name, or a delay in steps whose upper end only pp_size can tell."""
+    text = str(value)
+    if text in (OFF, RANK_AWARE):
+        return text
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise SettingsError(f"{OFF}, {RANK_AWARE}, or a delay in steps from 1 to pp_size - 1")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class ReceiveSettings:
+    """When ranks that are not the last post the receive of a step's sampled result."""
+
+    receive: str | int = setting(
+        OFF, _receive, "off (vLLM as it is), rank-aware (when the last rank has the result), or a delay in steps"
+    )
+    placement: str = setting(
+        POST_MODEL, choice(PRE_MODEL, POST_MODEL), "where in its step a receive is posted, before or after the model"
+    )
+    timing: str = setting("on", choice("on", "off"), "time waits and the source's broadcasts with CUDA events")
+
+    def __post_init__(self) -> None:
+        if self.receive == RANK_AWARE and self.placement != POST_MODEL:
+            raise SettingsError(
+                f"placement={self.placement!r} is not valid with receive={RANK_AWARE!r}: only {POST_MODEL}"
+            )
+
+    def delay(self, rank: int, pp_size: int) -> int:
+        """Return the delay of pipeline rank `rank`, in steps; raises SettingsError if `pp_size` is too small."""
+        if isinstance(self.receive, str):
+            return delay_for(rank, pp_size)
+        if self.receive >= pp_size:
+            raise SettingsError(
+                f"{VLLM_PREFIX}RECEIVE={self.receive} is not valid with pp_size={pp_size}: "
+                f"{OFF}, {RANK_AWARE}, or a delay in steps from 1 to {pp_size - 1}"
+            )
+        return self.receive
+
+
+def load_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> ReceiveSettings:
+    """Build the settings from arguments, the environment and the defaults; raises SettingsError for a bad value."""
+    return load(ReceiveSettings, environ, prefix=VLLM_PREFIX, **arguments)
