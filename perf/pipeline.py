@@ -39,18 +39,31 @@ PROMPTS = (
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--model", default="smollm2", show_default=True, help="smollm2, a checkpoint directory, or qwen3-random[:SIZE].")
+@click.option(
+    "--model", default="smollm2", show_default=True, help="smollm2, a checkpoint directory, or qwen3-random[:SIZE]."
+)
 @click.option("--pp", default=4, show_default=True, type=click.IntRange(2, 64), help="Pipeline stages, one rank each.")
-@click.option("--policies", default="regressed,flush,oneshot,patched", show_default=True, type=Names("policy", POLICIES))
+@click.option(
+    "--policies", default="regressed,flush,oneshot,patched", show_default=True, type=Names("policy", POLICIES)
+)
 @click.option("--requests", default=2, show_default=True, type=click.IntRange(1, len(PROMPTS)), help="Prompts.")
 @click.option("--concurrency", default=1, show_default=True, type=click.IntRange(1), help="Requests in flight.")
 @click.option("--max-tokens", default=24, show_default=True, type=click.IntRange(10, 4096), help="Tokens a request.")
-@click.option("--payload", default="logits", show_default=True, help="none, logits, or a number of bytes: what travels beside the tokens.")
-@click.option("--reentry-ms", default=250.0, show_default=True, type=click.FloatRange(0.01, 60_000), help="Re-entry period.")
+@click.option(
+    "--payload",
+    default="logits",
+    show_default=True,
+    help="none, logits, or a number of bytes: what travels beside the tokens.",
+)
+@click.option(
+    "--reentry-ms", default=250.0, show_default=True, type=click.FloatRange(0.01, 60_000), help="Re-entry period."
+)
 @click.option("--transport", default="tcp", show_default=True, type=Names("transport", tuple(TRANSPORTS)))
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 100), help="Runs of each, interleaved.")
 @click.option("--timeout", default=900.0, show_default=True, type=click.FloatRange(1), help="Seconds for the ranks.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write rows and samples here.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write rows and samples here."
+)
 @click.option("--expect-recovery", is_flag=True, help="Fail unless regressed is below the threshold and patched above.")
 def main(model: str, pp: int, transport: list[str], timeout: float, **options: Any) -> None:
     """Run the pipeline with each policy and print one table."""
@@ -144,7 +157,9 @@ def _report(
     differing = [policy for policy, runs in outcomes.items() if any(outcome.tokens != expected for outcome in runs)]
     wrong = sum(r.wrong for r in rows)
     if differing or wrong:
-        click.echo(f"FAILED: tokens differ from the unsplit model's with {', '.join(differing) or 'none'}; {wrong} wrong payloads")
+        click.echo(
+            f"FAILED: tokens are not the unsplit model's with {', '.join(differing) or 'none'}; {wrong} wrong payloads"
+        )
         return 1
     click.echo("Tokens are those of the unsplit model with every policy.")
     if not expect_recovery:

@@ -48,7 +48,9 @@ def recognise(cls: type) -> Compatibility:
     parameters = _parameters(methods[WAIT])
     found["parameters"] = parameters
     if methods[RELAY] is None and methods[RING] is None and parameters == ["self", "microbatch_id"]:
-        return Compatibility("A", "stand down", "the relay runs and waits within one iteration: nothing is parked", found)
+        return Compatibility(
+            "A", "stand down", "the relay runs and waits within one iteration: nothing is parked", found
+        )
     if methods[RELAY] is None or methods[RING] is None:
         return Compatibility("unknown", "stand down", f"only one of {RELAY} and {RING} is there", found)
     if parameters != ["self", "send_handles", "microbatch_id"]:

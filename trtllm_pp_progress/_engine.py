@@ -126,21 +126,22 @@ class Engine:
                 if handles[record.slot] is record.handle:
                     clear_slot(handles, record.slot)
             elif not record.probe.certain and record.polls >= UNCERTAIN_POLLS:
-                raise UnknownShapeError(f"{type(record.handle).__qualname__}: polling does not complete it, the backend needs wait()")
+                name = type(record.handle).__qualname__
+                raise UnknownShapeError(f"{name}: polling does not complete it, the backend needs wait()")
         except Exception as error:
             self._leave(sends, record.slot, record.handle, error)
 
     def _posted(self, table: HandleTable, slot: int, handle: Any) -> None:
         # Upstream passes here on its critical path, so this is short. Nobody else knows the handle yet: no lock.
-        sends = table.sends
         if self.retired:
             return
+        sends, posted = table.sends, self._clock()
         try:
             for _ in range(self.tests_at_post()):
                 sends.counters.polls += 1
                 if handle.test()[0] is True:
                     sends.counters.posts += 1
-                    sends.counters.completions += 1
+                    sends.count_completion(posted, self._clock())
                     clear_slot(table, slot)
                     return
         except (AttributeError, TypeError):
@@ -150,7 +151,7 @@ class Engine:
                 sends.counters.posts += 1
                 self._leave(sends, slot, handle, error)
             return
-        sends.fresh.append((slot, handle, self._clock()))
+        sends.fresh.append((slot, handle, posted))
         self.wake_driver()
 
     # Waiting

@@ -48,7 +48,9 @@ def probe(handle: Any) -> Probe:
         return Probe([lambda: _flag(test())], certain=True)
     if callable(is_completed := getattr(handle, "is_completed", None)):
         return Probe([lambda: _flag(is_completed()) and _confirm(handle)], certain=False)
-    raise UnknownShapeError(f"{type(handle).__module__}.{type(handle).__qualname__} has neither test() nor is_completed()")
+    raise UnknownShapeError(
+        f"{type(handle).__module__}.{type(handle).__qualname__} has neither test() nor is_completed()"
+    )
 
 
 def _flag(answer: Any) -> bool:

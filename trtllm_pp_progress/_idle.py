@@ -16,8 +16,8 @@ class ProgressQueue(queue.Queue[Any]):
     """The relay thread's queue: upstream's `get()` becomes the progress engine's turn.
 
     While a send is pending, a blocking get() without a timeout alternates between a drive and a short wait for the next
-    batch, backing off; once all are complete the back-off starts anew. While none is pending it is a plain blocking get:
-    no MPI call and no timed wake-up. A send that another thread posts wakes it. Any other get() is queue.Queue's own.
+    batch, backing off; once all are complete the back-off starts anew. While none is pending it is a plain blocking
+    get: no MPI call and no timed wake-up. A send that another thread posts wakes it. Any other get() is queue.Queue's.
 
     None, upstream's order to leave the loop, is handed out once the pending sends are drained (`Engine.drain`, bounded
     by its deadline): eras B to D free the communicator right after.
@@ -64,8 +64,8 @@ class ProgressQueue(queue.Queue[Any]):
         return item
 
     def _tests_at_post(self) -> int:
-        # The relay thread's own send: at once, for the way back to get() costs as much as the first answer takes. Others:
-        # once if the relay sleeps, to see whether it must be woken; if it is awake it will look, so spare them the GIL.
+        # The relay thread's own send: at once, for the way back to get() takes as long as the first answer does.
+        # Others: once if the relay sleeps, to see whether to wake it; awake it will look, so spare them the GIL.
         if threading.get_ident() == self.consumer:
             return self._engine.settings.max_polls
         return int(self._asleep)

@@ -78,7 +78,9 @@ def install(target: type | None = None, settings: Settings | None = None, **argu
     with _lock:
         if target is None and (target := _upstream()) is None:
             if sys.modules.get(MODULE) is not None:
-                raise IncompatibleError(f"{MODULE} has no {CLASS} (yet): install before its import begins, or after its end")
+                raise IncompatibleError(
+                    f"{MODULE} has no {CLASS} (yet): install before its import begins, or after its end"
+                )
             return _wait_for_import(settings)
         if not isinstance(target, type):
             raise IncompatibleError(f"{CLASS} is not a class but {target!r}")
@@ -87,7 +89,9 @@ def install(target: type | None = None, settings: Settings | None = None, **argu
             return Installation(_name(target), "already installed", _installed[target].compatibility, target)
         compatibility = recognise(target)
         if not compatibility.patch:
-            raise IncompatibleError(f"{_name(target)} is left as it is (era {compatibility.era}): {compatibility.reason}")
+            raise IncompatibleError(
+                f"{_name(target)} is left as it is (era {compatibility.era}): {compatibility.reason}"
+            )
         executors: weakref.WeakSet[Any] = weakref.WeakSet()
 
         def born(executor: Any) -> None:
@@ -128,7 +132,7 @@ def installed(target: type | None = None) -> bool:
 
 
 def status() -> dict[str, Any]:
-    """Return what is installed where, why not, the settings, and every living executor's counters; for people and tests."""
+    """Return what is installed where, why not, the settings, and every living executor's counters."""
     with _lock:
         return {
             "installed": [

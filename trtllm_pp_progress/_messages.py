@@ -38,4 +38,6 @@ class Messages:
     def abandoned(self, kept: Abandoned) -> None:
         """Say that a send was given up at the deadline."""
         told = (kept.rank, kept.table, kept.slot, kept.peer, kept.age_s)
-        logger.error("rank %s: abandoned the send in %s[%d] to rank %s after %.1f s (request and buffer are kept)", *told)
+        logger.error(
+            "rank %s: abandoned the send in %s[%d] to rank %s after %.1f s (request and buffer are kept)", *told
+        )

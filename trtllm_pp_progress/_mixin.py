@@ -16,7 +16,6 @@ from trtllm_pp_progress._engine import Engine
 from trtllm_pp_progress._idle import ProgressQueue
 from trtllm_pp_progress._patch import Graft
 from trtllm_pp_progress._settings import Settings
-from trtllm_pp_progress._table import HandleTable
 
 __all__ = ["QUEUE", "TABLES", "engine_of", "grafts"]
 
@@ -35,7 +34,10 @@ def engine_of(executor: Any) -> Engine | None:
 
 
 def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda executor: None) -> list[Graft]:
-    """Return what to set on a PyExecutor-shaped class of eras B to E; `born` is told of each executor that gets an engine."""
+    """Return what to set on a PyExecutor-shaped class of eras B to E.
+
+    `born` is told of each executor that gets an engine.
+    """
 
     def engine_for(executor: Any) -> Engine:
         with _creating:
@@ -45,7 +47,9 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
             return engine
 
     def make_progress(original: Any) -> Any:
-        def progress_pp_send_handles(self: Any, send_handles: Any, microbatch_id: int, max_polls: int | None = None) -> bool:
+        def progress_pp_send_handles(
+            self: Any, send_handles: Any, microbatch_id: int, max_polls: int | None = None
+        ) -> bool:
             """Drive one slot; see Engine.progress_pp_send_handles."""
             return engine_for(self).progress_pp_send_handles(send_handles, microbatch_id, max_polls)
 
@@ -90,8 +94,8 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
         Graft(cls, "wait_on_pp_send_handles", make_wait),
         Graft(cls, "_ring_broadcast_sample_state", make_ring),
         Graft(cls, "_executor_loop_cleanup", make_cleanup),
-        *(Graft(cls, name, lambda _, name=name: _Exchange(name, lambda e, v, n=name: _table(engine_for(e), n, v))) for name in TABLES),
-        Graft(cls, QUEUE, lambda _: _Exchange(QUEUE, lambda e, v: _queue(engine_for(e), v))),
+        *(Graft(cls, name, functools.partial(_exchange, name, _table, engine_for)) for name in TABLES),
+        Graft(cls, QUEUE, functools.partial(_exchange, QUEUE, _queue, engine_for)),
     ]
 
 
@@ -124,11 +128,15 @@ def _in_ring() -> bool:
     return getattr(_inside, "ring", False)
 
 
+def _exchange(name: str, make: Callable[[Engine, str, Any], Any], engine_for: Callable[[Any], Engine], _: Any) -> Any:
+    return _Exchange(name, lambda executor, value: make(engine_for(executor), name, value))
+
+
 def _table(engine: Engine, name: str, value: Any) -> Any:
     return engine.table(name, value) if type(value) is list else value
 
 
-def _queue(engine: Engine, value: Any) -> Any:
+def _queue(engine: Engine, name: str, value: Any) -> Any:
     # Only a queue as upstream makes it: new, of the plain class. Anything else is somebody else's design.
     return ProgressQueue(engine, value.maxsize) if type(value) is queue.Queue and value.empty() else value
 

@@ -28,7 +28,10 @@ class PatchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Graft:
-    """One attribute to set: `make(original)` returns the new one; original is what the owner has or inherits, raw, or MISSING."""
+    """One attribute to set: `make(original)` returns the new one.
+
+    The original is what the owner has or inherits, as its dict holds it, or MISSING.
+    """
 
     owner: Any
     name: str
@@ -44,7 +47,7 @@ class _Applied:
 
 
 class Patch:
-    """A set of grafts applied together: every new attribute is made before the first is set, a failure undoes the rest."""
+    """A set of grafts applied together: all are made before the first is set, and a failure undoes the rest."""
 
     def __init__(self, grafts: Sequence[Graft]) -> None:
         made = []

@@ -103,7 +103,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for declaration in fields(self):  # also where no load() has: install() takes what it is given
-            object.__setattr__(self, declaration.name, _parsed(declaration, declaration.name, getattr(self, declaration.name)))
+            object.__setattr__(
+                self, declaration.name, _parsed(declaration, declaration.name, getattr(self, declaration.name))
+            )
         if self.backoff_min_us > self.backoff_max_us:
             raise SettingsError(
                 f"backoff_min_us={self.backoff_min_us:g} is not valid: at most backoff_max_us={self.backoff_max_us:g}"

@@ -48,10 +48,10 @@ class Sends:
     """What is known of the sends of one table.
 
     `fresh` holds what was posted and not looked at yet, `pending` what is known not to be complete, by slot: looking
-    for work costs nothing for empty slots (upstream keeps 1,024). `left` has the handles, by slot, that cannot be tested
-    or have failed, which are upstream's to wait for. `lock` belongs to the one thread that may test or wait: two threads
-    in one request at once is erroneous (MPI 4.1, section 11.6). `displaced` keeps pending sends alive that somebody
-    overwrote: their buffers are still in use.
+    for work costs nothing for empty slots (upstream keeps 1,024). `left` has the handles, by slot, that cannot be
+    tested or have failed, which are upstream's to wait for. `lock` belongs to the one thread that may test or wait: two
+    threads in one request at once is erroneous (MPI 4.1, section 11.6). `displaced` keeps pending sends alive that
+    somebody overwrote: their buffers are still in use.
     """
 
     name: str
@@ -95,7 +95,11 @@ class Sends:
     def complete(self, record: Pending, now: float) -> None:
         """Note that a pending send was seen complete."""
         self.pending.pop(record.slot, None)
-        parked = now - record.posted
+        self.count_completion(record.posted, now)
+
+    def count_completion(self, posted: float, now: float) -> None:
+        """Count a send that was posted then and is complete now."""
+        parked = now - posted
         self.counters.completions += 1
         self.counters.parked_s += parked
         self.counters.parked_max_s = max(self.counters.parked_max_s, parked)
@@ -114,7 +118,9 @@ class Sends:
         """Return the counters, and slot and age in seconds of what is pending."""
         known = [(record.slot, record.posted) for record in list(self.pending.values())]
         fresh = [(slot, posted) for slot, _, posted in list(self.fresh)]
-        return asdict(self.counters) | {"pending": [{"slot": slot, "age_s": now - posted} for slot, posted in known + fresh]}
+        return asdict(self.counters) | {
+            "pending": [{"slot": slot, "age_s": now - posted} for slot, posted in known + fresh]
+        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,13 +19,14 @@ __all__ = ["POLICIES", "Names", "check_world", "main", "run_command"]
 BAD_INPUT = 2
 
 
-class Names(click.ParamType):
+class Names(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases
     """A comma-separated list of names out of a given few."""
 
     def __init__(self, what: str, valid: Sequence[str]) -> None:
         self.name, self._what, self._valid = "names", what, valid
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        """Return the names; ClickException names the first that is not valid, and those that are."""
         names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
         for name in names:
             if name not in self._valid:
@@ -57,7 +58,9 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--pp", default=4, show_default=True, type=click.IntRange(2, 64), help="Pipeline stages, one rank each.")
-@click.option("--policies", default="regressed,flush,oneshot,patched", show_default=True, type=Names("policy", POLICIES))
+@click.option(
+    "--policies", default="regressed,flush,oneshot,patched", show_default=True, type=Names("policy", POLICIES)
+)
 @click.option("--scenarios", default="steady", show_default=True, type=Names("scenario", SCENARIOS))
 @click.option("--transport", default="tcp", show_default=True, type=Names("transport", TRANSPORTS))
 @click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 1000), help="Runs of each, interleaved.")
@@ -66,7 +69,9 @@ def cli() -> None:
 @click.option("--reentry-ms", type=_Finite(0.01, 60_000), help="Re-entry period instead of the scenario's.")
 @click.option("--steps", type=click.IntRange(10, 100_000), help="Tokens timed instead of the scenario's.")
 @click.option("--timeout", default=1800.0, show_default=True, type=_Finite(1), help="Seconds for everything.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write rows and samples here.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write rows and samples here."
+)
 def bench(pp: int, transport: list[str], timeout: float, **options: Any) -> None:
     """Measure the relay policies on the model-free ring, starting mpirun itself or as a rank of yours."""
     from trtllm_pp_progress.bench._launch import launch, under_mpi

@@ -12,6 +12,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from decoder import selfcheck  # noqa: E402
 from decoder.convert import prepare  # noqa: E402
+from decoder.processes import Pipeline  # noqa: E402
 from decoder.reference import generate, load  # noqa: E402
 from decoder.spec import resolve  # noqa: E402
 from decoder.text import Text  # noqa: E402
@@ -23,7 +24,7 @@ IN_FLIGHT = [(1, 1), (4, 1), (2, 2)]  # microbatches under way, requests in each
 @pytest.fixture(scope="module")
 def pipeline():
     """Four stage processes for all tests of this module, which must end cleanly."""
-    with selfcheck.Pipeline(4) as running:
+    with Pipeline(4) as running:
         yield running
     assert running.exitcodes == [0, 0, 0, 0]
 

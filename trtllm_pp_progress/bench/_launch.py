@@ -25,15 +25,27 @@ def under_mpi(environ: Mapping[str, str]) -> bool:
     return any(variable in environ for variable in RANK_VARIABLES)
 
 
-def command(ranks: int, transport: str, arguments: Sequence[str], launcher: str, version: str) -> tuple[list[str], dict[str, str]]:
-    """Return the launcher's command line and the variables it needs; pure. `version` is what `launcher --version` says."""
+def command(
+    ranks: int, transport: str, arguments: Sequence[str], launcher: str, version: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the launcher's command line and the variables it needs; `version` is what `launcher --version` says."""
     tls = TRANSPORTS[transport]
     variables = {} if tls is None else {"UCX_TLS": tls}
     line = [launcher, "-n", str(ranks)]
     if "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version:
         line += ["--oversubscribe"]
         if tls is not None:  # without these Open MPI refuses UCX on anything but InfiniBand
-            line += ["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"]
+            line += [
+                "--mca",
+                "pml",
+                "ucx",
+                "--mca",
+                "opal_common_ucx_tls",
+                "any",
+                "--mca",
+                "opal_common_ucx_devices",
+                "any",
+            ]
             line += ["-x", "UCX_TLS"]
         if os.geteuid() == 0:
             variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -50,7 +62,9 @@ def launch(ranks: int, transport: str, arguments: Sequence[str], timeout_s: floa
     if launcher is None:
         raise LaunchError("mpirun was not found: install Open MPI or MPICH, or start this under your own launcher")
     try:
-        version = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+        version = subprocess.run(
+            [launcher, "--version"], capture_output=True, text=True, timeout=60, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{launcher} does not run: {error}") from None
     line, variables = command(ranks, transport, arguments, launcher, version)

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import trtllm_pp_progress
@@ -76,8 +77,9 @@ def run(
 ) -> Outcome | None:
     """Run `prompts` through one policy's executor, `max_tokens` each; collective, returns on rank 0 only.
 
-    `concurrency` of them at once (default: all). With `max_seconds` fewer tokens are timed where they would take longer. While tokens are timed, no other thread of
-    any rank is inside MPI: it would make the sends progress that the policy leaves alone.
+    `concurrency` of them at once (default: all). With `max_seconds` fewer tokens are timed where they would take
+    longer. While tokens are timed, no other thread of any rank is inside MPI: it would make the sends progress that the
+    policy leaves alone.
     """
     patch = trtllm_pp_progress.install(HostExecutor) if policy == PATCHED else contextlib.nullcontext()
     with patch:
@@ -85,7 +87,10 @@ def run(
         stage = make_stage()
         marks: list[tuple[float, float]] = []
         executor = executor_class(policy)(
-            dist, stage, after_forward=lambda: marks.append((time.monotonic(), time.process_time())), **executor_arguments
+            dist,
+            stage,
+            after_forward=lambda: marks.append((time.monotonic(), time.process_time())),
+            **executor_arguments,
         )
         executor.start_worker()
         tokens_per_s, tokens = 0.0, [[0]]
@@ -149,10 +154,10 @@ def _rank(executor: HostExecutor, marks: list[tuple[float, float]], warm: int, s
 def _reentry(steps: list[float], entries: list[float]) -> float:
     """Return the median over steps of the longest time the executor thread stayed outside MPI, in seconds."""
     longest = []
-    for start, end in zip(steps, steps[1:], strict=False):
+    for start, end in pairwise(steps):
         first, last = bisect.bisect_left(entries, start), bisect.bisect_right(entries, end)
         moments = [start, *entries[first:last], end]
-        longest.append(max(b - a for a, b in zip(moments, moments[1:], strict=False)))
+        longest.append(max(b - a for a, b in pairwise(moments)))
     return statistics.median(longest) if longest else 0.0
 
 

@@ -46,10 +46,21 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         reference = next((row.tokens_per_s for row in chosen if row.policy == REFERENCE), None)
         reentry = "/".join(f"{period:.3g}" for period in chosen[0].reentry_ms)
         table = Table(
-            title=f"{scenario}: PP{chosen[0].pp}, {chosen[0].payload_bytes:,} bytes, re-entry period {reentry} ms by rank ({chosen[0].policy})",
+            title=f"{scenario}: PP{chosen[0].pp}, {chosen[0].payload_bytes:,} bytes, "
+            f"re-entry period by rank ({chosen[0].policy}) {reentry} ms",
             title_justify="left",
         )
-        for column in ("policy", "tokens/s", f"of {REFERENCE}", "parked p50", "p99", "max ms", "polls/step", "CPU cores", "wrong"):
+        for column in (
+            "policy",
+            "tokens/s",
+            f"of {REFERENCE}",
+            "parked p50",
+            "p99",
+            "max ms",
+            "polls/step",
+            "CPU cores",
+            "wrong",
+        ):
             table.add_column(column, justify="left" if column == "policy" else "right")
         for row in chosen:
             table.add_row(

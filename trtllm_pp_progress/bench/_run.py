@@ -43,7 +43,10 @@ def bench_rank(
                 outcome = _run(comm, policy, scenario)
                 if outcome is not None:
                     outcomes[policy].append(outcome)
-                    progress.print(f"{name} {repetition + 1}/{repeat} {policy}: {outcome.tokens_per_s:.2f} tokens/s", highlight=False)
+                    progress.print(
+                        f"{name} {repetition + 1}/{repeat} {policy}: {outcome.tokens_per_s:.2f} tokens/s",
+                        highlight=False,
+                    )
         if comm.Get_rank() == 0:
             rows += [row(name, policy, scenario.payload_bytes, outcomes[policy]) for policy in policies]
     if comm.Get_rank() == 0:

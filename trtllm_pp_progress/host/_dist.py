@@ -25,7 +25,9 @@ class PPCommTag(enum.IntEnum):
 def require_thread_multiple() -> None:
     """Raise RuntimeError where MPI was initialised below THREAD_MULTIPLE: relay and executor both call it."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise RuntimeError(f"MPI thread level {MPI.Query_thread()} is too low: MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}) is needed")
+        raise RuntimeError(
+            f"MPI thread level {MPI.Query_thread()} is too low: MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}) is needed"
+        )
 
 
 class Dist:

@@ -47,7 +47,9 @@ class HostExecutor:
         late: Callable[[], float] | None = None,
         after_forward: Callable[[], None] | None = None,
     ) -> None:
-        """`reentry_s` is the re-entry period (None: never); `late` is how long, in seconds, a receiver is busy elsewhere
+        """Make the executor of one rank.
+
+        `reentry_s` is the re-entry period (None: never); `late` is how long, in seconds, a receiver is busy elsewhere
         once a sample state was announced; `after_forward` runs on the executor thread after each batch it relays.
         """
         self.dist, self.stage = dist, stage
@@ -195,7 +197,9 @@ class HostExecutor:
         handled = 0
         while True:
             self._admit_requests()
-            while not self.executed_batch_response_queue.empty() or (not self._ready and self.unhandled_batch_counter > 0):
+            while not self.executed_batch_response_queue.empty() or (
+                not self._ready and self.unhandled_batch_counter > 0
+            ):
                 self._handle_executed_batch(self._next_executed_batch())
                 handled += 1
             if self._ready or (self._stopping and not self.active_requests):
@@ -274,7 +278,9 @@ class HostExecutor:
             host = sample_state.host
             assert host is not None
             onward = Host(host.new_tokens, host.payload, host.step, time.monotonic())
-            self.send_handles[batch.microbatch_id] = dist.isend_object((onward, []), dist.next_pp_rank, PPCommTag.SAMPLE_STATE)
+            self.send_handles[batch.microbatch_id] = dist.isend_object(
+                (onward, []), dist.next_pp_rank, PPCommTag.SAMPLE_STATE
+            )
 
     def wait_on_pp_send_handles(self, send_handles: list[Any], microbatch_id: int) -> None:
         """Block until a slot's send is complete, then clear the slot."""

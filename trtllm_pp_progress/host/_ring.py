@@ -1,7 +1,8 @@
-"""The model-free stage: takes the time of a stage, hands a small activation on, and samples a payload of a given size."""
+"""The model-free stage: takes a stage's time, hands a small activation on, and samples a payload of a given size."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import select
@@ -106,8 +107,6 @@ def _address(host: str) -> str:
 def _sleep_precisely() -> bool:
     """Ask Linux not to round up this thread's sleeps (by 50 us, unasked): a host that waits for its GPU spins."""
     PR_SET_TIMERSLACK = 29
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: stages take longer, in every policy alike
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
-    except (OSError, AttributeError):
-        pass  # not Linux: stages take a little longer, in every policy alike
     return True

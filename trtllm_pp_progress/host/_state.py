@@ -75,7 +75,7 @@ class Stage(Protocol):
         """Wait outside MPI for the next activation, at most `timeout` seconds; rank 0 never waits."""
 
     def forward(self, requests: Sequence[Request]) -> Host | None:
-        """Run a batch and send the activation on; the last rank samples instead. An empty batch is passed on as such."""
+        """Run a batch and send the activation on, or sample on the last rank; an empty batch is passed on as such."""
 
     def check(self, host: Host) -> int:
         """Return how many payloads of a received sample state are wrong."""
