@@ -18,7 +18,6 @@ from typing import Any
 
 import click
 import decoder
-from rich.console import Console
 
 from trtllm_pp_progress.bench._launch import TRANSPORTS, launch, under_mpi
 from trtllm_pp_progress.cli import POLICIES, Names, check_world, run_command
@@ -95,27 +94,34 @@ def _as_rank(
     expect_recovery: bool,
 ) -> int:
     from trtllm_pp_progress.bench._measure import Outcome, run
+    from trtllm_pp_progress.bench._report import console
 
     rank, size = comm.Get_rank(), comm.Get_size()
     text = decoder.Text(spec)
     prompts = [text.encode(prompt) for prompt in PROMPTS[:requests]]
-    progress = Console(file=sys.stderr)
+    progress = console(sys.stderr)
     expected = None
     if rank == 0:
         started = time.perf_counter()
         expected = decoder.generate(spec, prompts, max_tokens)
         rate = max_tokens * len(prompts) / (time.perf_counter() - started)
-        progress.print(f"unsplit, by transformers: {rate:.2f} tokens/s", highlight=False)
+        progress.print(f"unsplit, by transformers: {rate:.2f} tokens/s")
     comm.Barrier()
-    rendezvous = decoder.Rendezvous() if rank == 0 else None
-    address = comm.bcast(rendezvous.address if rendezvous else None)
+    rendezvous: list[Any] = []  # one a pipeline, on rank 0
+
+    def make_stage() -> Any:
+        if rank == 0:
+            rendezvous.append(decoder.Rendezvous())
+        address = comm.bcast(rendezvous[-1].address if rendezvous else None)
+        return decoder.build(spec, rank, size, address, payload=payload)
+
     outcomes: dict[str, list[Outcome]] = {policy: [] for policy in policies}
     for _ in range(repeat):
         for policy in policies:
             outcome = run(
                 comm,
                 policy,
-                lambda: decoder.build(spec, rank, size, address, payload=payload),
+                make_stage,
                 prompts,
                 max_tokens,
                 concurrency=concurrency,
@@ -123,7 +129,7 @@ def _as_rank(
             )
             if outcome is not None:
                 outcomes[policy].append(outcome)
-                progress.print(f"{policy}: {outcome.tokens_per_s:.2f} tokens/s", highlight=False)
+                progress.print(f"{policy}: {outcome.tokens_per_s:.2f} tokens/s")
     code = None
     if expected is not None:
         code = _report(spec, prompts, expected, transport, outcomes, json_file, expect_recovery)
@@ -141,7 +147,7 @@ def _report(
 ) -> int:
     """Print text, table and verdict; return the exit code."""
     from trtllm_pp_progress.bench._measure import row
-    from trtllm_pp_progress.bench._report import environment, print_table, write_json
+    from trtllm_pp_progress.bench._report import console, environment, print_table, write_json
 
     payload_bytes = max(outcome.payload_bytes for runs in outcomes.values() for outcome in runs)
     rows = [row("pipeline", policy, payload_bytes, runs) for policy, runs in outcomes.items()]
@@ -150,7 +156,7 @@ def _report(
         click.echo(f"> {prompt}\n  {text.decode(tokens)}\n")
     described = environment(transport) | {"model": spec.name}
     click.echo("# " + ", ".join(f"{key} {value}" for key, value in described.items()))
-    print_table(rows, Console(file=sys.stdout, width=120, no_color=True))
+    print_table(rows, console(sys.stdout))
     if json_file is not None:
         write_json(json_file, rows, described)
 

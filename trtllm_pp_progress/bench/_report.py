@@ -8,7 +8,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +16,7 @@ from rich.table import Table
 import trtllm_pp_progress
 from trtllm_pp_progress.bench._measure import Row
 
-__all__ = ["SCHEMA", "environment", "print_table", "write_json"]
+__all__ = ["SCHEMA", "console", "environment", "print_table", "write_json"]
 
 SCHEMA = 1
 REFERENCE = "flush"  # the fastest relay there was, and the one that hangs
@@ -39,7 +39,12 @@ def environment(transport: str) -> dict[str, Any]:
     }
 
 
-def print_table(rows: Sequence[Row], console: Console) -> None:
+def console(file: TextIO) -> Console:
+    """Return a console for plain text of a fixed width: mpirun's pseudo-terminal has no width or colour to trust."""
+    return Console(file=file, width=120, force_terminal=False, highlight=False)
+
+
+def print_table(rows: Sequence[Row], out: Console) -> None:
     """Print one table a scenario; the ratio is to the flush relay of the same run."""
     for scenario in dict.fromkeys(row.scenario for row in rows):
         chosen = [row for row in rows if row.scenario == scenario]
@@ -74,7 +79,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
                 f"{row.cpu_cores:.2f}",
                 str(row.wrong),
             )
-        console.print(table)
+        out.print(table)
 
 
 def write_json(path: Path, rows: Sequence[Row], described: dict[str, Any]) -> None:

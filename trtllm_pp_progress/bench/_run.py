@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpi4py import MPI
-from rich.console import Console
 
 from trtllm_pp_progress.bench._measure import Outcome, Row, row, run
-from trtllm_pp_progress.bench._report import environment, print_table, write_json
+from trtllm_pp_progress.bench._report import console, environment, print_table, write_json
 from trtllm_pp_progress.bench._scenarios import SCENARIOS, Scenario
 from trtllm_pp_progress.host import RingStage, connect_pipeline
 
@@ -32,8 +31,7 @@ def bench_rank(
 ) -> int:
     """Measure as one rank of COMM_WORLD and report on rank 0; return the exit code: 1 if any payload was wrong."""
     comm = MPI.COMM_WORLD
-    console = Console(file=sys.stdout, width=120, no_color=True)  # mpirun's terminal has no width to trust
-    progress = Console(file=sys.stderr)
+    out, progress = console(sys.stdout), console(sys.stderr)
     rows: list[Row] = []
     for name in scenarios:
         scenario = _adapted(SCENARIOS[name], compute_ms, payload, reentry_ms, steps)
@@ -51,8 +49,8 @@ def bench_rank(
             rows += [row(name, policy, scenario.payload_bytes, outcomes[policy]) for policy in policies]
     if comm.Get_rank() == 0:
         described = environment(transport)
-        console.print("# " + ", ".join(f"{key} {value}" for key, value in described.items()), highlight=False)
-        print_table(rows, console)
+        out.print("# " + ", ".join(f"{key} {value}" for key, value in described.items()))
+        print_table(rows, out)
         if json_file is not None:
             write_json(json_file, rows, described)
     wrong = comm.bcast(sum(r.wrong for r in rows))

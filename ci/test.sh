@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Set up and run every check and test, quickest first. One command, as CI and developers run it. Usage: ci/test.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+step() { echo; echo "== $1 ($SECONDS s)"; }
+
+step "set-up and checks"
+bash ci/setup.sh openmpi
+bash ci/check.sh
+python=.venv/openmpi/bin/python
+
+step "unit tests, and clean interpreters"
+"$python" -m pytest tests/unit tests/process -q
+
+step "under mpirun: Open MPI, 2, 3 and 4 ranks"
+for ranks in 2 3 4; do
+    PYTHON=$python ci/mpi.sh "$ranks" 300 -m pytest tests/mpi --with-mpi --np "$ranks" -x -q
+done
+
+step "starting mpirun: hangs, deadlines, the command line"
+"$python" -m pytest tests/launch -q
+
+step "the native understudy, under a thread sanitizer"
+bash ci/tsan.sh
+"$python" -m pytest tests/native -q
+
+step "a real model cut into stages"
+"$python" -m pytest tests/perf -q
+
+step "MPICH, 2 ranks"
+bash ci/setup.sh mpich
+PYTHON=.venv/mpich/bin/python ci/mpi.sh 2 300 -m pytest tests/mpi --with-mpi --np 2 -x -q
+
+step "vLLM's own handler"
+bash ci/test-vllm.sh
+
+step "all passed"

@@ -1,0 +1,69 @@
+"""The host executor on the ring, for tests: built, used and shut down, patched or not."""
+
+import contextlib
+import time
+
+from outside import LIMIT_S
+
+import trtllm_pp_progress
+from trtllm_pp_progress._mixin import engine_of
+from trtllm_pp_progress.host import POLICIES, Dist, HostExecutor, Request, RingStage, connect_pipeline
+
+PATCHED = {"patched": HostExecutor, "patched-flush": POLICIES["flush"]}  # what the patch is installed on
+EVERY_POLICY = (*POLICIES, *PATCHED)
+COMPUTE_S = 0.0005
+
+
+class Flush(POLICIES["flush"]):
+    """Era C's relay, which counts what it has relayed."""
+
+    relayed = 0
+
+    def _ring_broadcast_sample_state(self, batch):
+        super()._ring_broadcast_sample_state(batch)
+        self.relayed += 1
+
+
+@contextlib.contextmanager
+def executor_of(comm, policy, *, payload_bytes=65536, dist=None, stage=None, settings=None, variant=None, **arguments):
+    """Give a started executor of a policy; the block shuts it down. Collective, on the main thread."""
+    cls = variant or PATCHED.get(policy) or (Flush if policy == "flush" else POLICIES[policy])
+    with trtllm_pp_progress.install(cls, **(settings or {})) if policy in PATCHED else contextlib.nullcontext():
+        stage = stage or RingStage(*connect_pipeline(comm), COMPUTE_S, payload_bytes)
+        executor = cls(dist or Dist(comm), stage, **arguments)
+        executor.start_worker()
+        yield executor
+        stage.close()
+
+
+def until(condition):
+    """Return once a condition holds, without entering MPI."""
+    limit = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit, "it never came true"
+        time.sleep(0.001)
+
+
+def generate(executor, steps, concurrency=1, first_id=0):
+    """Run requests at once, `steps` tokens each, and return their tokens in order of the requests; rank 0 only."""
+    executor.enqueue_requests([Request(first_id + i, [0], steps) for i in range(concurrency)])
+    done = executor.await_responses(concurrency, LIMIT_S)
+    return [request.tokens for request in sorted(done, key=lambda request: request.request_id)]
+
+
+def settle(executor, line):
+    """Let the last send of every rank finish before anybody shuts down: the flush relay hangs otherwise."""
+    line.meet()  # rank 0 has all tokens
+    if isinstance(executor, Flush):
+        until(lambda: executor.relayed == executor.steps and executor.send_handles[executor.steps - 1] is None)
+    line.meet()
+
+
+def assert_all_sent(executor):
+    """Assert that the patch saw every send of an executor complete."""
+    engine = engine_of(executor)
+    assert engine.abandoned == []
+    assert not engine.pending
+    for name, counters in engine.status()["tables"].items():
+        assert counters["posts"] == counters["completions"], name
+        assert counters["failed"] == counters["unknown"] == counters["displaced"] == 0, name

@@ -1,0 +1,74 @@
+"""The host ring over a real MPI: every relay gives the right tokens, one executor after the other."""
+
+import itertools
+
+import pytest
+from rings import EVERY_POLICY, PATCHED, assert_all_sent, executor_of, generate, settle
+
+import trtllm_pp_progress
+from trtllm_pp_progress.host import HostExecutor
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+STEPS = 12
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_every_relay_gives_the_right_tokens(comm, line, policy, concurrency):
+    """Each token arrives once and in order, with its payload whole, on every rank."""
+    with executor_of(comm, policy, reentry_s=0.005) as executor:
+        if comm.rank == 0:
+            tokens = generate(executor, STEPS, concurrency)
+            assert sorted(itertools.chain(*tokens)) == list(range(STEPS * concurrency))
+            assert all(row == sorted(row) and len(row) == STEPS for row in tokens)
+        settle(executor, line)
+        executor.shutdown()
+    assert executor.error is None
+    assert executor.wrong == 0
+    assert executor.steps == STEPS * concurrency
+    received = 0 if comm.rank == comm.size - 1 else executor.steps
+    assert len(executor.parked_s) == received
+    if policy in PATCHED:
+        assert_all_sent(executor)
+
+
+def test_the_ring_notices_a_wrong_payload(comm, line):
+    """Control: a single wrong byte in what the last rank sends is counted by every other rank."""
+    with executor_of(comm, "patched", reentry_s=0.005) as executor:
+        if comm.rank == comm.size - 1:
+            payloads = executor.stage._payloads
+            payloads[1] = payloads[1][:-1] + bytes([payloads[1][-1] ^ 1])
+        line.meet()
+        if comm.rank == 0:
+            generate(executor, 4)
+        executor.shutdown()
+    assert executor.wrong == (0 if comm.rank == comm.size - 1 else 1)
+
+
+@pytest.mark.parametrize("policy", ["regressed", "patched", "patched-flush"])
+def test_two_executors_one_after_the_other_in_a_process(comm, line, policy):
+    """Upstream builds one to estimate the KV cache, shuts it down and builds a second one."""
+    for turn in range(2):
+        with executor_of(comm, policy, reentry_s=0.005) as executor:
+            if comm.rank == 0:
+                assert generate(executor, STEPS, first_id=100 * turn) == [list(range(STEPS))]
+            settle(executor, line)
+            executor.shutdown()
+        assert executor.wrong == 0
+        if policy in PATCHED:
+            assert_all_sent(executor)
+
+
+def test_two_executors_under_one_install_have_an_engine_each(comm, line):
+    """What is counted for the first executor is not counted for the second."""
+    with trtllm_pp_progress.install(HostExecutor):
+        for turn in range(2):
+            with executor_of(comm, "regressed", reentry_s=0.005) as executor:
+                if comm.rank == 0:
+                    assert generate(executor, STEPS, first_id=100 * turn) == [list(range(STEPS))]
+                settle(executor, line)
+                executor.shutdown()
+            assert_all_sent(executor)
+            counters = vars(executor)["_pp_progress_engine"].status()["tables"]["send_handles"]
+            assert counters["posts"] == (0 if comm.rank == comm.size - 2 else STEPS)
