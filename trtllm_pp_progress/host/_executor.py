@@ -18,12 +18,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from trtllm_pp_progress.host._dist import Dist, PPCommTag
-from trtllm_pp_progress.host._state import BatchStatePP, Host, Request, SampleState, Scheduled, Stage
+from trtllm_pp_progress.host._scheduler import Scheduler
+from trtllm_pp_progress.host._state import BatchStatePP, Host, Request, SampleState, Stage
 
 __all__ = ["HostExecutor"]
 
@@ -53,7 +53,7 @@ class HostExecutor:
         once a sample state was announced; `after_forward` runs on the executor thread after each batch it relays.
         """
         self.dist, self.stage = dist, stage
-        self.reentry_s, self.max_batch_size = reentry_s, max_batch_size
+        self.reentry_s = reentry_s
         self.late, self.after_forward = late, after_forward
 
         self.num_micro_batches = max(dist.pp_size, self.MIN_ASYNC_MICRO_BATCH_NUM)
@@ -64,12 +64,9 @@ class HostExecutor:
         self._broadcast_mpi_comm: Any = None
 
         self.active_requests: dict[int, Request] = {}
-        self._ready: deque[Request] = deque()  # rank 0: may be scheduled
-        self._new: list[Request] = []  # rank 0: scheduled for the first time by the next schedule
-        self._stopping = False
+        self._scheduler = Scheduler(max_batch_size)  # of use on rank 0
         self._last_of_queue = False
         self._executed_batch_num = 0
-        self.request_queue: queue.Queue[Request | None] = queue.Queue()
         self.response_cv = threading.Condition()
         self.finished: list[Request] = []
         self.is_shutdown = False
@@ -102,7 +99,7 @@ class HostExecutor:
     def enqueue_requests(self, requests: Iterable[Request]) -> None:
         """Hand requests to rank 0's executor thread."""
         for request in requests:
-            self.request_queue.put(request)
+            self._scheduler.requests.put(request)
 
     def await_responses(self, count: int, timeout: float | None = None) -> list[Request]:
         """Return `count` finished requests of rank 0, in order of completion; TimeoutError, or what ended the loop."""
@@ -118,7 +115,7 @@ class HostExecutor:
     def shutdown(self) -> None:
         """End both threads, in upstream's order; no join has a timeout, as upstream's have none."""
         if self.dist.is_first_pp_rank:
-            self.request_queue.put(None)
+            self._scheduler.requests.put(None)
         self.shutdown_event.wait()
         self.worker_thread.join()
         self.executed_batch_queue.put(None)
@@ -158,7 +155,7 @@ class HostExecutor:
         """Agree with all ranks on the next batch; an empty one is the order to stop."""
         if self.dist.is_first_pp_rank:
             self._executed_batch_num = self._fetch_executed_batches()
-            scheduled = self._schedule()
+            scheduled = self._scheduler.schedule()
         else:
             self._await_activation()
             scheduled = self.dist.recv_object(self.dist.prev_pp_rank, PPCommTag.SCHEDULE_RESULT)
@@ -187,33 +184,18 @@ class HostExecutor:
         self.wait_on_pp_send_handles(handles, microbatch_id)
         handles[microbatch_id] = self.dist.isend_object(value, self.dist.next_pp_rank, tag)
 
-    def _schedule(self) -> Scheduled:
-        batch = [self._ready.popleft() for _ in range(min(self.max_batch_size, len(self._ready)))]
-        new, self._new = self._new, []
-        return Scheduled([request.request_id for request in batch], new, last_of_queue=not self._ready)
-
     def _fetch_executed_batches(self) -> int:
         """Rank 0: handle what has come back, wait where nothing else can be scheduled, return how many were handled."""
-        handled = 0
+        scheduler, handled = self._scheduler, 0
         while True:
-            self._admit_requests()
+            scheduler.admit(self.active_requests)
             while not self.executed_batch_response_queue.empty() or (
-                not self._ready and self.unhandled_batch_counter > 0
+                not scheduler.ready and self.unhandled_batch_counter
             ):
                 self._handle_executed_batch(self._next_executed_batch())
                 handled += 1
-            if self._ready or (self._stopping and not self.active_requests):
+            if scheduler.ready or (scheduler.stopping and not self.active_requests):
                 return handled
-
-    def _admit_requests(self) -> None:
-        while not self.request_queue.empty() or not (self.active_requests or self._stopping):
-            request = self.request_queue.get()
-            if request is None:
-                self._stopping = True
-                continue
-            self.active_requests[request.request_id] = request
-            self._new.append(Request(request.request_id, request.prompt, request.max_tokens))
-            self._ready.append(request)
 
     def _handle_executed_batch(self, batch: BatchStatePP) -> None:
         self.unhandled_batch_counter -= 1
@@ -229,7 +211,7 @@ class HostExecutor:
                 self.stage.release(request)
                 self._respond(request)
             elif self.dist.is_first_pp_rank:
-                self._ready.append(request)
+                self._scheduler.ready.append(request)
 
     def _respond(self, request: Request) -> None:
         if self.dist.is_first_pp_rank:

@@ -1,0 +1,63 @@
+"""Every command in the README is one that works."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text()
+PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+COMMANDS = [line.strip() for line in re.findall(r"^ {4}(\S.*)$", TEXT, re.MULTILINE)]
+BENCHES = [command for command in COMMANDS if "trtllm-pp-progress bench" in command]
+SCRIPTS = [command for command in COMMANDS if command.startswith("bash ")]
+
+
+def test_every_command_is_of_a_known_kind():
+    """A new kind of command in the README needs a test here."""
+    assert len(PYTHON_BLOCKS) == 2
+    assert [c for c in COMMANDS if c not in BENCHES + SCRIPTS] == ["pip install trtllm-pp-progress"]
+    assert len(BENCHES) == 2
+    assert len(SCRIPTS) == 2
+
+
+def test_the_page_is_one_page():
+    """The README stays a page of at most 120 lines."""
+    assert len(TEXT.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("block", PYTHON_BLOCKS)
+def test_python_blocks_run(block):
+    """A Python block runs in a clean interpreter where TensorRT-LLM is not installed."""
+    line = [sys.executable, "-c", block]
+    done = subprocess.run(line, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", BENCHES)
+def test_bench_commands_run(command, tmp_path):
+    """A bench command runs as it stands, made short, and reports no wrong payload."""
+    bin_dir = os.path.dirname(sys.executable)
+    environ = {
+        **os.environ,
+        "PATH": f"{bin_dir}:{os.environ['PATH']}",
+        # What an operator with enough cores, who is not root, does not need.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    line = [*shlex.split(command), "--repeat", "1", "--steps", "10", "--policies", "flush,patched"]
+    done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"│ patched +│.*│ +0 │", done.stdout), done.stdout
+    assert ("--json" in command) == (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_scripts_parse(command):
+    """The two scripts exist and parse; one is what runs this test, the other takes minutes."""
+    assert subprocess.run(["bash", "-n", ROOT / command.split()[1]], timeout=10, check=False).returncode == 0
