@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trtllm_pp_progress._handles import UnknownShapeError
+from trtllm_pp_progress._handles import UnknownShapeError, complete_now
 from trtllm_pp_progress._messages import Messages
 from trtllm_pp_progress._settings import Settings
 from trtllm_pp_progress._table import ABANDONED, Abandoned, HandleTable, Pending, Sends, clear_slot
@@ -135,10 +135,10 @@ class Engine:
         # Upstream passes here on its critical path, so this is short. Nobody else knows the handle yet: no lock.
         sends, posted, polls = table.sends, self._clock(), 0
         try:
-            test, most = handle.test, 0 if self.retired else self.tests_at_post()
+            most = 0 if self.retired else self.tests_at_post()
             while polls < most:
                 polls += 1
-                if test()[0] is True:
+                if complete_now(handle):
                     sends.counters.posts += 1
                     sends.count_completion(posted, self._clock())
                     clear_slot(table, slot)

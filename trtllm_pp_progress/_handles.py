@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Probe", "UnknownShapeError", "probe"]
+__all__ = ["Probe", "UnknownShapeError", "complete_now", "probe"]
 
 Test = Callable[[], bool]
 
@@ -44,6 +44,8 @@ def probe(handle: Any) -> Probe:
     if type(handle) in (list, tuple):  # exactly: pkl5.Request is a tuple too, and answers for itself
         parts = [probe(part) for part in handle]
         return Probe([part.done for part in parts], all(part.certain for part in parts))
+    if tests := _member_tests(handle):
+        return Probe(tests, certain=True)
     if callable(test := getattr(handle, "test", None)):
         return Probe([lambda: _flag(test())], certain=True)
     if callable(is_completed := getattr(handle, "is_completed", None)):
@@ -51,6 +53,25 @@ def probe(handle: Any) -> Probe:
     raise UnknownShapeError(
         f"{type(handle).__module__}.{type(handle).__qualname__} has neither test() nor is_completed()"
     )
+
+
+def complete_now(handle: Any) -> bool:
+    """Test a handle once, as cheaply as can be; raises whatever a handle of another shape makes of it."""
+    if isinstance(handle, tuple) and handle and hasattr(handle[0], "Test"):  # pkl5.Request: see _member_tests
+        for part in handle:  # noqa: SIM110  # a generator costs as much as the test
+            if part.Test() is not True:
+                return False
+        return True
+    return handle.test()[0] is True
+
+
+def _member_tests(handle: Any) -> list[Test]:
+    # pkl5.Request is a tuple of MPI.Request. Its own test() is made for receives, whose message it unpickles, and takes
+    # four times as long (3.8 against 1.0 us); a send is complete when its members are.
+    if not isinstance(handle, tuple):
+        return []
+    tests = [getattr(part, "Test", None) for part in handle]
+    return tests if all(map(callable, tests)) else []  # type: ignore[return-value]
 
 
 def _flag(answer: Any) -> bool:

@@ -14,7 +14,7 @@ from fakes import (
     SendFailedError,
 )
 
-from trtllm_pp_progress._handles import UnknownShapeError, probe
+from trtllm_pp_progress._handles import UnknownShapeError, complete_now, probe
 
 SINGLE = [FakeRequest, FakeMpiRequest, FakePlainRequest, FakeWork]
 
@@ -138,3 +138,42 @@ def test_the_fakes_notice_a_wait_that_nothing_ends():
         FakeRequest(NEVER).wait()
     assert len(fakes.FAULTS) == 1
     fakes.FAULTS.clear()
+
+
+class Member:
+    """One MPI.Request of a pkl5.Request: complete from the nth test on."""
+
+    def __init__(self, after):
+        self.after = after
+        self.tests = 0
+
+    def Test(self):
+        self.tests += 1
+        return self.tests >= self.after
+
+
+class Composite(tuple):
+    """A pkl5.Request, whose own test() costs more and must not be needed."""
+
+    __slots__ = ()
+
+    def test(self):
+        raise AssertionError("the members answer")
+
+
+@pytest.mark.parametrize("after", [(1, 1), (1, 3), (2, 1)])
+def test_the_members_of_a_pkl5_request_are_asked_directly(after):
+    """A pkl5.Request is complete when its members are; a member that said yes is not asked again."""
+    handle = Composite(Member(n) for n in after)
+    asked = probe(handle)
+    answers = [asked.done() for _ in range(max(after))]
+    assert answers == [False] * (max(after) - 1) + [True]
+    assert [member.tests for member in handle] == list(after)
+
+
+@pytest.mark.parametrize(("after", "complete"), [((1, 1), True), ((1, 2), False), ((2, 1), False)])
+def test_a_quick_test_asks_each_member_at_most_once(after, complete):
+    """A quick test of a pkl5.Request is complete only if every member is."""
+    handle = Composite(Member(n) for n in after)
+    assert complete_now(handle) is complete
+    assert all(member.tests <= 1 for member in handle)
