@@ -3,5 +3,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash ci/setup-vllm.sh
-# Warnings are not errors here: most are vLLM's own, on import.
-exec .venv/vllm/bin/python -m pytest tests/vllm --timeout 180 -q -o filterwarnings=default "$@"
+# Warnings are not errors here: most are vLLM's own, on import. The tests import their helpers from beside them.
+exec .venv/vllm/bin/python -m pytest tests/vllm --timeout 180 -q -o filterwarnings=default --import-mode=prepend "$@"
