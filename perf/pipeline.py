@@ -93,7 +93,7 @@ def _as_rank(
     json_file: Path | None,
     expect_recovery: bool,
 ) -> int:
-    from trtllm_pp_progress.bench._measure import Outcome, run
+    from trtllm_pp_progress.bench._measure import Outcome, interleaved, run
     from trtllm_pp_progress.bench._report import console
 
     rank, size = comm.Get_rank(), comm.Get_size()
@@ -115,21 +115,10 @@ def _as_rank(
         address = comm.bcast(rendezvous[-1].address if rendezvous else None)
         return decoder.build(spec, rank, size, address, payload=payload)
 
-    outcomes: dict[str, list[Outcome]] = {policy: [] for policy in policies}
-    for _ in range(repeat):
-        for policy in policies:
-            outcome = run(
-                comm,
-                policy,
-                make_stage,
-                prompts,
-                max_tokens,
-                concurrency=concurrency,
-                reentry_s=reentry_ms * 1e-3,
-            )
-            if outcome is not None:
-                outcomes[policy].append(outcome)
-                progress.print(f"{policy}: {outcome.tokens_per_s:.2f} tokens/s")
+    def run_once(policy: str) -> Outcome | None:
+        return run(comm, policy, make_stage, prompts, max_tokens, concurrency=concurrency, reentry_s=reentry_ms * 1e-3)
+
+    outcomes = interleaved(policies, repeat, run_once, progress.print)
     code = None
     if expected is not None:
         code = _report(spec, prompts, expected, transport, outcomes, json_file, expect_recovery)

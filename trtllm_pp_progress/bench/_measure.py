@@ -7,7 +7,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ import trtllm_pp_progress
 from trtllm_pp_progress.bench._scenarios import PATCHED, executor_class
 from trtllm_pp_progress.host import Dist, HostExecutor, Request, Stage
 
-__all__ = ["Outcome", "Rank", "Row", "row", "run"]
+__all__ = ["Outcome", "Rank", "Row", "interleaved", "row", "run"]
 
 WARMUP_TOKENS = 5  # by request: untimed, and the estimate of how many tokens fit into the time
 MIN_STEPS = 10
@@ -42,7 +42,6 @@ class Outcome:
     tokens: list[list[int]]
     ranks: list[Rank]
     payload_bytes: int = 0  # of one sample state
-    status: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -103,7 +102,20 @@ def run(
         warm = WARMUP_TOKENS * len(prompts)
         ranks = comm.gather(_rank(executor, marks, warm, status))
         stage.close()
-    return Outcome(tokens_per_s, tokens, ranks, executor.payload_bytes, status) if dist.is_first_pp_rank else None
+    return Outcome(tokens_per_s, tokens, ranks, executor.payload_bytes) if dist.is_first_pp_rank else None
+
+
+def interleaved(
+    policies: Sequence[str], repeat: int, run_once: Callable[[str], Outcome | None], say: Callable[[str], object]
+) -> dict[str, list[Outcome]]:
+    """Run every policy in turn, `repeat` times over, so that all meet the same machine; outcomes are rank 0's."""
+    outcomes: dict[str, list[Outcome]] = {policy: [] for policy in policies}
+    for repetition in range(repeat):
+        for policy in policies:
+            if (outcome := run_once(policy)) is not None:
+                outcomes[policy].append(outcome)
+                say(f"{repetition + 1}/{repeat} {policy}: {outcome.tokens_per_s:.2f} tokens/s")
+    return outcomes
 
 
 def _drive(

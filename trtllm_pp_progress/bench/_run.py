@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mpi4py import MPI
 
-from trtllm_pp_progress.bench._measure import Outcome, Row, row, run
+from trtllm_pp_progress.bench._measure import Outcome, Row, interleaved, row, run
 from trtllm_pp_progress.bench._report import console, environment, print_table, write_json
 from trtllm_pp_progress.bench._scenarios import SCENARIOS, Scenario
 from trtllm_pp_progress.host import RingStage, connect_pipeline
@@ -35,16 +36,7 @@ def bench_rank(
     rows: list[Row] = []
     for name in scenarios:
         scenario = _adapted(SCENARIOS[name], compute_ms, payload, reentry_ms, steps)
-        outcomes: dict[str, list[Outcome]] = {policy: [] for policy in policies}
-        for repetition in range(repeat):
-            for policy in policies:
-                outcome = _run(comm, policy, scenario)
-                if outcome is not None:
-                    outcomes[policy].append(outcome)
-                    progress.print(
-                        f"{name} {repetition + 1}/{repeat} {policy}: {outcome.tokens_per_s:.2f} tokens/s",
-                        highlight=False,
-                    )
+        outcomes = interleaved(policies, repeat, partial(_run, comm, scenario), partial(progress.print, name))
         if comm.Get_rank() == 0:
             rows += [row(name, policy, scenario.payload_bytes, outcomes[policy]) for policy in policies]
     if comm.Get_rank() == 0:
@@ -70,7 +62,7 @@ def _adapted(
     )
 
 
-def _run(comm: MPI.Intracomm, policy: str, scenario: Scenario) -> Outcome | None:
+def _run(comm: MPI.Intracomm, scenario: Scenario, policy: str) -> Outcome | None:
     return run(
         comm,
         policy,
