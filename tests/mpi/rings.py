@@ -11,23 +11,14 @@ from trtllm_pp_progress.host import POLICIES, Dist, HostExecutor, Request, RingS
 
 PATCHED = {"patched": HostExecutor, "patched-flush": POLICIES["flush"]}  # what the patch is installed on
 EVERY_POLICY = (*POLICIES, *PATCHED)
+TESTING = (POLICIES["flush"], POLICIES["oneshot"])  # relays that wait for or test what they sent
 COMPUTE_S = 0.0005
-
-
-class Flush(POLICIES["flush"]):
-    """Era C's relay, which counts what it has relayed."""
-
-    relayed = 0
-
-    def _ring_broadcast_sample_state(self, batch):
-        super()._ring_broadcast_sample_state(batch)
-        self.relayed += 1
 
 
 @contextlib.contextmanager
 def executor_of(comm, policy, *, payload_bytes=65536, dist=None, stage=None, settings=None, variant=None, **arguments):
     """Give a started executor of a policy; the block shuts it down. Collective, on the main thread."""
-    cls = variant or PATCHED.get(policy) or (Flush if policy == "flush" else POLICIES[policy])
+    cls = variant or PATCHED.get(policy) or POLICIES[policy]
     with trtllm_pp_progress.install(cls, **(settings or {})) if policy in PATCHED else contextlib.nullcontext():
         stage = stage or RingStage(*connect_pipeline(comm), COMPUTE_S, payload_bytes)
         executor = cls(dist or Dist(comm), stage, **arguments)
@@ -51,11 +42,17 @@ def generate(executor, steps, concurrency=1, first_id=0):
     return [request.tokens for request in sorted(done, key=lambda request: request.request_id)]
 
 
-def settle(executor, line):
-    """Let the last send of every rank finish before anybody shuts down: the flush relay hangs otherwise."""
+def settle(executor, line, steps):
+    """Let every relay finish `steps` batches, and its sends, before anybody shuts down.
+
+    Relay and cleanup of `flush` and `oneshot` would meet in one request, which is erroneous in MPI: seen to hang, and
+    to abort in Open MPI. An idle rank 0 does not enter MPI, so its last send is driven here.
+    """
+    relay = executor.executed_batch_queue
     line.meet()  # rank 0 has all tokens
-    if isinstance(executor, Flush):
-        until(lambda: executor.relayed == executor.steps and executor.send_handles[executor.steps - 1] is None)
+    if type(executor) in TESTING and type(executor.send_handles) is list:  # not patched
+        until(lambda: relay.unfinished_tasks == steps and relay.empty() and relay.not_empty._waiters)
+        until(lambda: all(handle is None or handle.get_status() for handle in executor.send_handles))
     line.meet()
 
 

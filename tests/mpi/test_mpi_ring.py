@@ -22,7 +22,7 @@ def test_every_relay_gives_the_right_tokens(comm, line, policy, concurrency):
             tokens = generate(executor, STEPS, concurrency)
             assert sorted(itertools.chain(*tokens)) == list(range(STEPS * concurrency))
             assert all(row == sorted(row) and len(row) == STEPS for row in tokens)
-        settle(executor, line)
+        settle(executor, line, STEPS * concurrency)
         executor.shutdown()
     assert executor.error is None
     assert executor.wrong == 0
@@ -53,7 +53,7 @@ def test_two_executors_one_after_the_other_in_a_process(comm, line, policy):
         with executor_of(comm, policy, reentry_s=0.005) as executor:
             if comm.rank == 0:
                 assert generate(executor, STEPS, first_id=100 * turn) == [list(range(STEPS))]
-            settle(executor, line)
+            settle(executor, line, STEPS)
             executor.shutdown()
         assert executor.wrong == 0
         if policy in PATCHED:
@@ -67,7 +67,7 @@ def test_two_executors_under_one_install_have_an_engine_each(comm, line):
             with executor_of(comm, "regressed", reentry_s=0.005) as executor:
                 if comm.rank == 0:
                     assert generate(executor, STEPS, first_id=100 * turn) == [list(range(STEPS))]
-                settle(executor, line)
+                settle(executor, line, STEPS)
                 executor.shutdown()
             assert_all_sent(executor)
             counters = vars(executor)["_pp_progress_engine"].status()["tables"]["send_handles"]

@@ -47,7 +47,7 @@ def main():
     with executor_of(comm, policy, reentry_s=0.005, settings={"drain_deadline_s": float(deadline)}) as executor:
         if comm.rank == 0:
             generate(executor, STEPS)
-        settle(executor, line)
+        settle(executor, line, STEPS)
         executor.send_handles[RAISING] = Raising()
         if policy != "regressed":
             executor.send_schedule_handles[NEVER] = Never()
