@@ -15,7 +15,8 @@ from typing import Any
 from trtllm_pp_progress._engine import Engine
 from trtllm_pp_progress._idle import ProgressQueue
 from trtllm_pp_progress._patch import Graft
-from trtllm_pp_progress._settings import Settings
+from trtllm_pp_progress._settings import Settings, crowded
+from trtllm_pp_progress._standby import choose
 
 __all__ = ["QUEUE", "TABLES", "engine_of", "grafts"]
 
@@ -74,6 +75,7 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
         @functools.wraps(original)
         def _ring_broadcast_sample_state(self: Any, *args: Any, **kwargs: Any) -> Any:
             _inside.ring = True
+            engine_for(self).standby.arm()  # now: between an isend and its slot, others may take the GIL and keep it
             try:
                 return original(self, *args, **kwargs)
             finally:
@@ -138,7 +140,10 @@ def _table(engine: Engine, name: str, value: Any) -> Any:
 
 def _queue(engine: Engine, name: str, value: Any) -> Any:
     # Only a queue as upstream makes it: new, of the plain class. Anything else is somebody else's design.
-    return ProgressQueue(engine, value.maxsize) if type(value) is queue.Queue and value.empty() else value
+    if type(value) is not queue.Queue or not value.empty():
+        return value
+    engine.standby = choose(engine.settings.mode, crowded(), engine.say.silent)
+    return ProgressQueue(engine, value.maxsize)
 
 
 def _new_engine(executor: Any, settings: Settings) -> Engine:
