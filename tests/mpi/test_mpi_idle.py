@@ -104,10 +104,21 @@ class Switch:
         raise AssertionError("the blocking wait was used")
 
 
-@pytest.mark.parametrize("policy", ["patched", "patched-flush"])
-def test_with_nothing_pending_the_relay_thread_never_wakes(comm, line, policy):
-    """No MPI call and no timed wait: the system does not schedule the thread once; with a send pending it does."""
-    with executor_of(comm, policy, reentry_s=0.005) as executor:
+@pytest.mark.parametrize(
+    ("policy", "mode", "runs"),
+    [
+        ("patched", "poll", "poll"),
+        ("patched-flush", "poll", "poll"),
+        ("patched", "auto", "native"),
+        ("patched", "thread", "thread"),
+    ],
+)
+def test_with_nothing_pending_the_relay_thread_never_wakes(comm, line, policy, mode, runs):
+    """No MPI call and no timed wait: the system does not schedule the thread once; with a send pending it does.
+
+    Nor does the second driver of any mode enter MPI.
+    """
+    with executor_of(comm, policy, reentry_s=0.005, settings={"mode": mode}) as executor:
         if comm.rank == 0:
             generate(executor, STEPS)
         line.meet()
@@ -116,9 +127,11 @@ def test_with_nothing_pending_the_relay_thread_never_wakes(comm, line, policy):
         fall_asleep(relay)
         assert not engine_of(executor).pending
         line.meet()
-        before = wake_ups(relay), queue.timed_waits
+        standby = engine_of(executor).standby
+        before = wake_ups(relay), queue.timed_waits, standby.status()
+        assert (before[2]["runs"], before[2]["state"]) == (runs, "none" if runs == "poll" else "idle")
         time.sleep(WINDOW_S)
-        assert (wake_ups(relay), queue.timed_waits) == before
+        assert (wake_ups(relay), queue.timed_waits, standby.status()) == before
 
         switch = executor.send_handles[100] = Switch()  # control, and the way back
         until(lambda: switch.tests > 10)
