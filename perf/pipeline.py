@@ -74,8 +74,12 @@ def main(model: str, pp: int, transport: list[str], timeout: float, **options: A
     if under_mpi(os.environ):
         from mpi4py import MPI
 
+        from trtllm_pp_progress.host import abort_on_failure
+
         check_world(MPI.COMM_WORLD, pp)
-        raise SystemExit(_as_rank(MPI.COMM_WORLD, spec, transport[0], **options))
+        with abort_on_failure(MPI.COMM_WORLD):
+            code = _as_rank(MPI.COMM_WORLD, spec, transport[0], **options)
+        raise SystemExit(code)
     raise SystemExit(launch(pp, transport[0], [str(Path(__file__)), *sys.argv[1:]], timeout))
 
 

@@ -86,9 +86,12 @@ def bench(pp: int, transport: list[str], timeout: float, **options: Any) -> None
     except (ImportError, RuntimeError) as error:
         raise click.ClickException(f"mpi4py cannot be used: {error}; install trtllm-pp-progress[mpi]") from None
     from trtllm_pp_progress.bench._run import bench_rank
+    from trtllm_pp_progress.host import abort_on_failure
 
     check_world(MPI.COMM_WORLD, pp)
-    raise SystemExit(bench_rank(transport[0], **options))
+    with abort_on_failure(MPI.COMM_WORLD):
+        code = bench_rank(transport[0], **options)
+    raise SystemExit(code)
 
 
 def check_world(comm: Any, pp: int) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ ROW = {
     "wrong",
     "raw",
 }
+SCRIPTS = Path(__file__).parent / "scripts"
 BENCH = ["-m", "trtllm_pp_progress", "bench"]
 
 
@@ -96,3 +98,16 @@ def test_a_tiny_run_writes_the_documented_rows(job, tmp_path, own):
         assert len(row["raw"]) == 1
         assert len(row["raw"][0]["ranks"]) == 2
         assert row["policy"] in output
+
+
+def test_a_rank_that_raises_ends_all_ranks(script):
+    """At once, with its traceback."""
+    guarded = script(3, "one_fails", "guarded")
+    assert guarded.rc not in (0, 124), guarded.output
+    assert "RuntimeError: this rank fails" in guarded.output
+
+
+def test_without_the_guard_its_peers_wait_for_it(job):
+    """Control: the deadline has to end them."""
+    bare = job(3, 10, SCRIPTS / "one_fails.py", "bare")
+    assert bare.killed, bare.output

@@ -3,10 +3,11 @@
 import itertools
 
 import pytest
+from outside import LIMIT_S
 from rings import EVERY_POLICY, PATCHED, assert_all_sent, executor_of, generate, settle
 
 import trtllm_pp_progress
-from trtllm_pp_progress.host import HostExecutor
+from trtllm_pp_progress.host import HostExecutor, Request
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -31,6 +32,20 @@ def test_every_relay_gives_the_right_tokens(comm, line, policy, concurrency):
     assert len(executor.parked_s) == received
     if policy in PATCHED:
         assert_all_sent(executor)
+
+
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_requests_of_different_lengths_are_in_flight_together(comm, line, policy):
+    """As some end earlier the pipeline runs emptier, and relays that the executor thread makes fall due earlier."""
+    lengths = [3, STEPS, 6, 9]
+    with executor_of(comm, policy, reentry_s=0.005) as executor:
+        if comm.rank == 0:
+            executor.enqueue_requests([Request(i, [0], length) for i, length in enumerate(lengths)])
+            done = executor.await_responses(len(lengths), LIMIT_S)
+            assert {request.request_id: len(request.tokens) for request in done} == dict(enumerate(lengths))
+        settle(executor, line, sum(lengths))
+        executor.shutdown()
+    assert (executor.error, executor.wrong, executor.steps) == (None, 0, sum(lengths))
 
 
 def test_the_ring_notices_a_wrong_payload(comm, line):

@@ -4,7 +4,7 @@ Needs mpi4py at MPI_THREAD_MULTIPLE. It knows nothing of the patch; `trtllm_pp_p
 it as it patches TensorRT-LLM's.
 """
 
-from trtllm_pp_progress.host._dist import Dist, PPCommTag, require_thread_multiple
+from trtllm_pp_progress.host._dist import Dist, PPCommTag, abort_on_failure, require_thread_multiple
 from trtllm_pp_progress.host._executor import HostExecutor
 from trtllm_pp_progress.host._relays import (
     POLICIES,
@@ -32,6 +32,7 @@ __all__ = [
     "SampleState",
     "Scheduled",
     "Stage",
+    "abort_on_failure",
     "connect_pipeline",
     "require_thread_multiple",
 ]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import sys
 import threading
 import time
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-__all__ = ["Dist", "PPCommTag", "require_thread_multiple"]
+__all__ = ["Dist", "PPCommTag", "abort_on_failure", "require_thread_multiple"]
 
 
 class PPCommTag(enum.IntEnum):
@@ -28,6 +32,18 @@ def require_thread_multiple() -> None:
         raise RuntimeError(
             f"MPI thread level {MPI.Query_thread()} is too low: MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}) is needed"
         )
+
+
+@contextlib.contextmanager
+def abort_on_failure(comm: Any) -> Iterator[None]:
+    """End all ranks, with exit code 1, when the block raises on one: the others would wait for it for ever."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        comm.Abort(1)
 
 
 class Dist:

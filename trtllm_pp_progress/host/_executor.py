@@ -66,6 +66,7 @@ class HostExecutor:
         self.active_requests: dict[int, Request] = {}
         self._scheduler = Scheduler(max_batch_size)  # of use on rank 0
         self._last_of_queue = False
+        self._relays = 0  # made by rank 0 since the last schedule, where the executor thread relays
         self._executed_batch_num = 0
         self.response_cv = threading.Condition()
         self.finished: list[Request] = []
@@ -156,9 +157,11 @@ class HostExecutor:
         if self.dist.is_first_pp_rank:
             self._executed_batch_num = self._fetch_executed_batches()
             scheduled = self._scheduler.schedule()
+            scheduled.relays = self._relays
         else:
             self._await_activation()
             scheduled = self.dist.recv_object(self.dist.prev_pp_rank, PPCommTag.SCHEDULE_RESULT)
+            self._relays = scheduled.relays
             for request in scheduled.new_requests:
                 self.active_requests[request.request_id] = request
         self._last_of_queue = scheduled.last_of_queue

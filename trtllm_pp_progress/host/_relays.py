@@ -87,11 +87,18 @@ class InlineExecutor(HostExecutor):
     def _await_activation(self) -> None:
         self.dist.await_message(self.dist.prev_pp_rank, PPCommTag.SCHEDULE_RESULT)
 
+    def _fetch_executed_batches(self) -> int:
+        self._relays = 0
+        return super()._fetch_executed_batches()
+
     def _before_forward(self, microbatch_id: int) -> None:
-        if self.dist.is_last_pp_rank:
+        if self.dist.is_last_pp_rank:  # it sends at once
             due = (microbatch_id + 1 - self.dist.pp_size) % self.num_micro_batches
             self.wait_on_pp_send_handles(self.send_handles, due)
         else:
+            if not self.dist.is_first_pp_rank:  # relay before the drain, or each rank would wait for the next one
+                for _ in range(self._relays):
+                    self._ring_broadcast_sample_state(self._to_relay.popleft())
             for slot in range(self.num_micro_batches):
                 self.wait_on_pp_send_handles(self.send_handles, slot)
         super()._await_activation()
@@ -104,6 +111,7 @@ class InlineExecutor(HostExecutor):
 
     def _next_executed_batch(self) -> BatchStatePP:
         if self.executed_batch_response_queue.empty():
+            self._relays += 1
             self._ring_broadcast_sample_state(self._to_relay.popleft())
         return self.executed_batch_response_queue.get()
 

@@ -58,6 +58,7 @@ class Scheduled:
     request_ids: list[int]
     new_requests: list[Request]
     last_of_queue: bool = False  # no other batch can be scheduled before this one is handled
+    relays: int = 0  # batches that the executor thread of every rank relays before this one
 
 
 @dataclass
