@@ -281,8 +281,8 @@ class FakeDist:
         return self.sent[-1]
 
 
-ERAS = ("A", "B/D", "C", "E")
-PATCHABLE = ("B/D", "C", "E")
+ERAS = ("A1", "B/D", "C", "E2")
+PATCHABLE = ("B/D", "C", "E2")
 SLOTS = 8
 
 
@@ -354,7 +354,7 @@ def executor_class(era: str) -> type:
                     self.wait_on_pp_send_handles(self.send_handles, batch)
 
         PyExecutor._broadcast_sample_state_loop = _broadcast_sample_state_loop  # type: ignore[method-assign]
-    elif era == "E":
+    elif era == "E2":
         plain = PyExecutor.__init__
 
         def __init__(self: Any, dist: Any = None) -> None:
@@ -362,7 +362,7 @@ def executor_class(era: str) -> type:
             self._broadcast_mpi_comm = None
 
         PyExecutor.__init__ = __init__  # type: ignore[method-assign]
-    elif era == "A":
+    elif era == "A1":
 
         def wait_on_pp_send_handles(self: Any, microbatch_id: int) -> None:
             if self.send_handles[microbatch_id] is not None:
