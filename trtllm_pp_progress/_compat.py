@@ -94,7 +94,7 @@ def recognise(cls: type) -> Compatibility:
             name == WAIT and parameters[name][1:] != ["send_handles", "microbatch_id"]
         ):
             return unknown(f"{name} takes {parameters[name]}")
-    owners = {name: next(owner for owner in cls.__mro__ if name in vars(owner)) for name in methods}
+    owners = {name: next((owner for owner in cls.__mro__ if name in vars(owner)), cls) for name in methods}
     for name, owner in owners.items():
         if owner is not owners[WAIT]:
             return unknown(f"{owner.__name__} overrides a part of the relay, {name} or {WAIT}")

@@ -171,9 +171,11 @@ def _queue(engine_for: Callable[[Any], Engine], of_class: Compatibility, executo
     if type(value) is not queue.Queue or not value.empty():
         return value
     verdict = examine(executor, of_class)
+    stands_down = verdict.action == STAND_DOWN
     if verdict.reason != of_class.reason:
-        logger.info("this executor (era %s): %s, %s", verdict.era, verdict.action, verdict.reason)
-    if verdict.action == STAND_DOWN or not verdict.found["thread_multiple"]:
+        level = logging.ERROR if stands_down else logging.INFO  # upstream drops warnings of all ranks but the leader
+        logger.log(level, "this executor (era %s): %s, %s", verdict.era, verdict.action, verdict.reason)
+    if stands_down or not verdict.found["thread_multiple"]:
         return value
     if verdict.era != "H":
         return ProgressQueue(engine_for(executor), value.maxsize)

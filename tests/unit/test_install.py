@@ -8,9 +8,10 @@ import logging
 import sys
 import threading
 
+import doubles
 import fakes
 import pytest
-from fakes import ERAS, LIMIT_S, NEVER, PATCHABLE, FakeDist, FakeRequest, HookedLock, elsewhere, executor_class, join
+from fakes import LIMIT_S, NEVER, PATCHABLE, FakeDist, FakeRequest, HookedLock, elsewhere, executor_class, join
 
 import trtllm_pp_progress as package
 from trtllm_pp_progress import IncompatibleError, PatchError, Settings, SettingsError, _install
@@ -144,10 +145,10 @@ def test_a_subclass_is_patched_by_itself(cls):
     assert same(mine, before)
 
 
-@pytest.mark.parametrize("era", [era for era in ERAS if era not in PATCHABLE])
+@pytest.mark.parametrize("era", [era for era in doubles.ERAS if era not in doubles.PATCHED])
 def test_a_shape_with_nothing_to_gain_is_refused_with_the_reason(era):
     """An explicit install raises, names class and era, and changes nothing."""
-    cls = executor_class(era)
+    cls = doubles.executor_class(era)
     before = view(cls)
     with pytest.raises(IncompatibleError, match=f"PyExecutor is left as it is \\(era {era}\\): "):
         package.install(cls)
@@ -361,7 +362,7 @@ def test_install_again_before_the_import_patches_once(upstream):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("from fakes import executor_class\nPyExecutor = executor_class('A1')\n", "nothing is parked"),
+        ("from doubles import executor_class\nPyExecutor = executor_class('A1')\n", "nothing is parked"),
         ("class PyExecutor: pass\n", "era unknown"),
         ("PyExecutor = 3\n", "PyExecutor"),
         ("", "PyExecutor"),

@@ -374,8 +374,8 @@ def test_two_lives_in_one_process(cls):
 # Eras F to H: the executor thread relays
 
 
-class Clocked:
-    """An executor of an inline era on a fake rank, whose threads are not started."""
+class Inline:
+    """An executor of an era whose executor thread relays, on a fake rank; its threads are not started."""
 
     def __init__(self, era, monkeypatch, deadline=0.01):
         monkeypatch.setenv("TLLM_PP_ASYNC_BROADCAST_SAMPLE_STATE", "0")
@@ -390,7 +390,7 @@ class Clocked:
 @pytest.mark.parametrize("era", doubles.INLINE)
 def test_a_drain_before_a_forward_ends_in_time(era, monkeypatch):
     """The send stays where it is, pending; in a table of the executor's own a wait has no such end."""
-    executor = Clocked(era, monkeypatch).executor
+    executor = Inline(era, monkeypatch).executor
     executor._pp_mpi_progress = (lambda: True, 0.005)
     executor.send_handles[1] = handle = FakeRequest(NEVER)
     for _ in range(3):
@@ -404,12 +404,12 @@ def test_a_drain_before_a_forward_ends_in_time(era, monkeypatch):
 
 def test_a_slot_is_never_used_again_before_its_send_is_complete(monkeypatch):
     """Within the ring the wait is for as long as it takes: no send is lost by a drain that gave up."""
-    clocked = Clocked("F", monkeypatch, deadline=0)
-    executor, state = clocked.executor, doubles.SampleState([], "host")
-    clocked.dist.is_last_pp_rank, clocked.dist.is_second_last_pp_rank = True, False
+    inline = Inline("F", monkeypatch, deadline=0)
+    executor, state = inline.executor, doubles.SampleState([], "host")
+    inline.dist.is_last_pp_rank, inline.dist.is_second_last_pp_rank = True, False
     executor._ring_broadcast_sample_state(doubles.BatchStatePP(1, state))
     executor.wait_on_pp_send_handles(executor.send_handles, 1)
-    first = clocked.dist.sent[0]
+    first = inline.dist.sent[0]
     assert executor.send_handles[1] is first
     first.after = first.tests + 20_000
     executor._ring_broadcast_sample_state(doubles.BatchStatePP(1, state))
@@ -419,7 +419,7 @@ def test_a_slot_is_never_used_again_before_its_send_is_complete(monkeypatch):
 
 def test_where_the_relay_thread_may_not_drive_the_drain_is_upstreams(monkeypatch):
     """Era H with its pump off: to go on would park the send."""
-    executor = Clocked("H", monkeypatch, deadline=0).executor
+    executor = Inline("H", monkeypatch, deadline=0).executor
     executor.send_handles[1] = FakeRequest(20_000)
     executor.wait_on_pp_send_handles(executor.send_handles, 1)
     assert executor.send_handles[1] is None
@@ -427,11 +427,11 @@ def test_where_the_relay_thread_may_not_drive_the_drain_is_upstreams(monkeypatch
 
 def test_the_thread_s_relay_is_not_taken_for_the_executor_s(monkeypatch):
     """With TLLM_PP_ASYNC_BROADCAST_SAMPLE_STATE=1 nothing drains before a forward, and no wait is cut short."""
-    clocked = Clocked("G", monkeypatch, deadline=0)
-    clocked.executor.pp_async_broadcast_sample_state = True
-    clocked.executor.send_handles[1] = FakeRequest(20_000)
-    clocked.executor.wait_on_pp_send_handles(clocked.executor.send_handles, 1)
-    assert clocked.executor.send_handles[1] is None
+    inline = Inline("G", monkeypatch, deadline=0)
+    inline.executor.pp_async_broadcast_sample_state = True
+    inline.executor.send_handles[1] = FakeRequest(20_000)
+    inline.executor.wait_on_pp_send_handles(inline.executor.send_handles, 1)
+    assert inline.executor.send_handles[1] is None
 
 
 # What upstream's order is, in every era
