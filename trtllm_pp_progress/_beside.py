@@ -59,8 +59,7 @@ class _Send:
 
     def wait(self) -> None:
         """Return once the send is complete."""
-        if self._table[0] is self._handle:
-            self._engine.wait(self._table, 0, self._wait_upstream)
+        self._engine.wait(self._table, 0, self._wait_upstream)
 
     def _wait_upstream(self) -> None:
         self._handle.wait()

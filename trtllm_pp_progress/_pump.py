@@ -39,6 +39,6 @@ class PumpedQueue(ProgressQueue):
 
     def _wait_until_tick(self, condition: threading.Condition, timeout: float | None) -> None:
         left = self._tick - time.monotonic()
-        if left <= 0 or self._stopped():
+        if left <= 0:
             raise queue.Empty
         condition.wait(left if timeout is None else min(left, timeout))

@@ -16,7 +16,7 @@ from trtllm_pp_progress._pump import PumpedQueue
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
-STEPS, CONCURRENCY = 6, 3
+STEPS, CONCURRENCY = 4, 2
 MODES = [(era, None) for era in ERAS] + [(era, True) for era in INLINE]
 LIVES = [(*mode, patched) for mode in MODES for patched in (True, False) if not patched or mode[0] in PATCHED]
 

@@ -434,6 +434,35 @@ def test_the_thread_s_relay_is_not_taken_for_the_executor_s(monkeypatch):
     assert inline.executor.send_handles[1] is None
 
 
+@pytest.mark.parametrize("era", doubles.INLINE)
+def test_the_cleanup_of_such_an_executor_ends_at_its_deadline(era, monkeypatch):
+    """At the end a send that nobody receives is given up, as in any era."""
+    executor = Inline(era, monkeypatch, deadline=0).executor
+    executor.send_handles[1] = FakeRequest(NEVER)
+    executor._executor_loop_cleanup()
+    assert [kept.slot for kept in engine_of(executor).abandoned] == [1]
+
+
+# Over torch.distributed
+
+
+@pytest.mark.parametrize("era", doubles.PATCHED)
+def test_under_ray_every_wait_is_upstreams(era):
+    """Tables and queue are as upstream made them, and there is no engine."""
+    cls = doubles.executor_class(era)
+    Patch(grafts(cls, AT_ONCE))
+    executor = cls(doubles.TorchDist(4, 3))
+    executor.executed_batch_queue = queue.Queue()
+    executor.send_handles[1] = handle = FakeMultiHandleWrapper([FakeWork(0)])
+    executor.send_handles[2] = other = FakeMultiHandleWrapper([FakeWork(0)])
+    executor.wait_on_pp_send_handles(executor.send_handles, 1)
+    executor._executor_loop_cleanup()
+    assert (handle.waits, other.waits, executor.send_handles[:3]) == (1, 1, [None] * 3)
+    assert {type(getattr(executor, name)) for name in TABLES} == {list}
+    assert type(executor.executed_batch_queue) is queue.Queue
+    assert engine_of(executor) is None
+
+
 # What upstream's order is, in every era
 
 
