@@ -15,6 +15,7 @@ from typing import Any
 from trtllm_pp_progress._handles import UnknownShapeError, complete_now
 from trtllm_pp_progress._messages import Messages
 from trtllm_pp_progress._settings import Settings
+from trtllm_pp_progress._standby import Standby
 from trtllm_pp_progress._table import ABANDONED, Abandoned, HandleTable, Pending, Sends, clear_slot
 
 __all__ = ["Engine"]
@@ -23,11 +24,11 @@ UNCERTAIN_POLLS = 10_000  # then a handle that may only complete in wait() is le
 
 
 class Engine:
-    """Drives the pending sends of one executor.
+    """Drives the pending sends of one executor; every method may be called from any thread.
 
-    Every method may be called from any thread. `identify` returns (rank, peer) for messages; `clock` and `pause` are
-    seconds and a sleep. The idle wait sets `tests_at_post` and `wake_driver`: how often to test a send at once, on the
-    thread that posted it, and what to call when it is not complete then.
+    `identify` returns (rank, peer) for messages; `clock` and `pause` are seconds and a sleep. The idle wait sets
+    `tests_at_post` and `wake_driver`: how often to test a send on the thread that posted it, and what to call when it
+    is not complete then. `standby` drives when nobody here does.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class Engine:
         self.retired = False
         self.tests_at_post: Callable[[], int] = lambda: 1
         self.wake_driver: Callable[[], None] = lambda: None
-        self._say, self._clock, self._pause = Messages(identify), clock, pause
+        self.standby = Standby()
+        self.say, self.clock, self._pause = Messages(identify), clock, pause
         self._plain: dict[int, tuple[Any, Sends]] = {}  # by id; the list is kept so that its id stays its own
 
     def table(self, name: str, handles: list[Any]) -> HandleTable:
@@ -69,9 +71,8 @@ class Engine:
         budget = self.settings.max_polls if max_polls is None else max_polls
         if not isinstance(budget, int) or budget < 1:
             raise ValueError(f"max_polls={max_polls!r} is not valid: a whole number, at least 1")
-        if send_handles[microbatch_id] is not None:
-            slot = range(len(send_handles))[microbatch_id]  # -1 is the last
-            self._drive(send_handles, self._sends(send_handles), budget, slot)
+        if send_handles[microbatch_id] is not None:  # -1 is the last
+            self._drive(send_handles, self._sends(send_handles), budget, range(len(send_handles))[microbatch_id])
         return send_handles[microbatch_id] is None
 
     def drive(self) -> bool:
@@ -89,7 +90,7 @@ class Engine:
             if self.retired:
                 return
             if only is not None and not isinstance(handles, HandleTable):
-                sends.discover(only, handles[only], self._clock())
+                sends.discover(only, handles[only], self.clock())
             self._look_at_fresh(sends)
             records, polls = sends.records(only), 0
             while polls < budget and records:
@@ -115,32 +116,31 @@ class Engine:
         sends.counters.failed += not unknown
         sends.left[slot] = handle
         sends.pending.pop(slot, None)
-        self._say.left(sends.name, slot, error, once_for=f"{error}" if unknown else f"{sends.name}[{slot}] {error}")
+        self.say.left(sends.name, slot, error, once_for=f"{error}" if unknown else f"{sends.name}[{slot}] {error}")
 
     def _test(self, handles: Any, sends: Sends, record: Pending) -> None:
         sends.counters.polls += 1
         record.polls += 1
         try:
             if record.probe.done():
-                sends.complete(record, self._clock())  # before the slot is clear, for then others write to it
+                sends.complete(record, self.clock())  # before the slot is clear, for then others write to it
                 if handles[record.slot] is record.handle:
                     clear_slot(handles, record.slot)
             elif not record.probe.certain and record.polls >= UNCERTAIN_POLLS:
-                name = type(record.handle).__qualname__
-                raise UnknownShapeError(f"{name}: polling does not complete it, the backend needs wait()")
+                raise UnknownShapeError(f"{type(record.handle).__qualname__}: polls do not complete it, wait() may")
         except Exception as error:
             self._leave(sends, record.slot, record.handle, error)
 
     def _posted(self, table: HandleTable, slot: int, handle: Any) -> None:
         # Upstream passes here on its critical path, so this is short. Nobody else knows the handle yet: no lock.
-        sends, posted, polls = table.sends, self._clock(), 0
+        sends, posted, polls = table.sends, self.clock(), 0
         try:
             most = 0 if self.retired else self.tests_at_post()
             while polls < most:
                 polls += 1
                 if complete_now(handle):
                     sends.counters.posts += 1
-                    sends.count_completion(posted, self._clock())
+                    sends.count_completion(posted, self.clock())
                     clear_slot(table, slot)
                     return
         except (AttributeError, TypeError):
@@ -168,7 +168,7 @@ class Engine:
         sends, slot = self._sends(send_handles), range(len(send_handles))[microbatch_id]
         pauses = self.settings.backoff()
         while not self.progress_pp_send_handles(send_handles, slot):
-            if over := self.deadline is not None and self._clock() >= self.deadline:
+            if over := self.deadline is not None and self.clock() >= self.deadline:
                 self._abandon(send_handles, sends, slot)
             if self.retired or sends.is_left(slot, send_handles[slot]):
                 self._wait_upstream(send_handles, sends, slot, upstream_wait)
@@ -180,7 +180,7 @@ class Engine:
     def close(self) -> float:
         """Begin the end: from now on every wait ends at one deadline, which is returned (seconds, of `clock`)."""
         if self.deadline is None:
-            self.deadline = self._clock() + self.settings.drain_deadline_s
+            self.deadline = self.clock() + self.settings.drain_deadline_s
         return self.deadline
 
     def drain(self) -> bool:
@@ -188,7 +188,7 @@ class Engine:
         deadline = self.close()
         pauses = self.settings.backoff()
         while not self.drive():
-            if self._clock() >= deadline:
+            if self.clock() >= deadline:
                 for table in self.tables.values():
                     for slot in {*table.sends.pending, *(slot for slot, _, _ in table.sends.fresh)}:
                         self._abandon(table, table.sends, slot)
@@ -199,6 +199,7 @@ class Engine:
     def retire(self) -> None:
         """Leave every send to upstream from now on; returns once no thread is testing one."""
         self.retired = True
+        self.standby.stop()
         for table in list(self.tables.values()):
             with table.sends.lock:
                 table.sends.fresh.clear()
@@ -210,7 +211,7 @@ class Engine:
         except Exception as error:
             if self.deadline is None:
                 raise
-            self._say.dropped(sends.name, slot, error)
+            self.say.dropped(sends.name, slot, error)
             clear_slot(handles, slot)
             sends.left.pop(slot, None)
 
@@ -221,27 +222,26 @@ class Engine:
                 self._test(handles, sends, record)  # the last of at least two: see open-mpi/ompi#8904
             if record is None or sends.pending.get(slot) is not record:
                 return
-            kept = Abandoned(sends.name, slot, *self._say.identify(), self._clock() - record.posted, record.handle)
+            kept = Abandoned(sends.name, slot, *self.say.identify(), self.clock() - record.posted, record.handle)
             ABANDONED.append(kept)
             self.abandoned.append(kept)
             sends.counters.abandoned += 1
             sends.pending.pop(slot, None)
             if handles[slot] is record.handle:
                 clear_slot(handles, slot)
-        self._say.abandoned(kept)
+        self.say.abandoned(kept)
 
     def status(self) -> dict[str, Any]:
         """Return the counters of each table, its pending sends (slot, age in seconds) and the abandoned ones."""
-        now = self._clock()
-        tables = {name: table.sends.describe(now) for name, table in self.tables.items()}
-        return {"tables": tables, "abandoned": [kept.describe() for kept in self.abandoned]}
+        tables = {name: table.sends.describe(self.clock()) for name, table in self.tables.items()}
+        abandoned = [kept.describe() for kept in self.abandoned]
+        return {"driver": self.standby.status(), "tables": tables, "abandoned": abandoned}
 
     def _warn_stalled(self, sends: Sends, record: Pending) -> None:
-        now = self._clock()
-        if now - record.warned >= self.settings.stall_warning_s:
+        if (now := self.clock()) - record.warned >= self.settings.stall_warning_s:
             record.warned = now
             sends.counters.stalls += 1
-            self._say.stalled(sends.name, record.slot, now - record.posted)
+            self.say.stalled(sends.name, record.slot, now - record.posted)
 
     def _sends(self, handles: Any) -> Sends:
         if isinstance(handles, HandleTable):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from trtllm_pp_progress._engine import Engine
 
 __all__ = ["ProgressQueue"]
+
+GRACE_S = 0.002
 
 
 class ProgressQueue(queue.Queue[Any]):
@@ -17,7 +20,8 @@ class ProgressQueue(queue.Queue[Any]):
 
     While a send is pending, a blocking get() without a timeout alternates between a drive and a short wait for the next
     batch, backing off; once all are complete the back-off starts anew. While none is pending it is a plain blocking
-    get: no MPI call and no timed wake-up. A send that another thread posts wakes it. Any other get() is queue.Queue's.
+    get: no MPI call and no timed wake-up. A send that another thread posts wakes it, but is given `GRACE_S` before the
+    first drive: that thread is about to enter MPI itself, as a rule. Any other get() is queue.Queue's.
 
     None, upstream's order to leave the loop, is handed out once the pending sends are drained (`Engine.drain`, bounded
     by its deadline): eras B to D free the communicator right after.
@@ -41,7 +45,7 @@ class ProgressQueue(queue.Queue[Any]):
         if not block or timeout is not None:
             return super().get(block, timeout)
         self.consumer = threading.get_ident()
-        engine = self._engine
+        engine, standby = self._engine, self._engine.standby
         pauses = engine.settings.backoff()
         if engine.pending and self.empty():
             engine.drive()
@@ -49,28 +53,41 @@ class ProgressQueue(queue.Queue[Any]):
             with self.mutex:
                 if not self._qsize():
                     self._asleep = True  # before asking for pending sends, so that a post in between wakes us
-                    self._asleep = not (pending := engine.pending)
-                    self.timed_waits += pending
-                    self._wait(self.not_empty, next(pauses) if pending else None)
-                    self._asleep = False
+                    if engine.pending:
+                        self._asleep = False
+                        self._pause(next(pauses))
+                    else:
+                        standby.rest(lambda: engine.pending)
+                        self._wait(self.not_empty, None)
+                        self._asleep = False
+                        pauses = chain([GRACE_S], engine.settings.backoff())
+                        continue
                 if self._qsize():
                     item = self._get()
                     self.not_full.notify()
                     break
-            if engine.drive() or not pending:
+            if engine.drive():
                 pauses = engine.settings.backoff()
         if item is None:
             engine.drain()
+            standby.stop()
         return item
+
+    def _pause(self, pause: float) -> None:
+        clock, standby = self._engine.clock, self._engine.standby
+        standby.arm()
+        self.timed_waits += 1
+        started = clock()
+        self._wait(self.not_empty, pause)
+        standby.overslept(clock() - started - pause)
 
     def _tests_at_post(self) -> int:
         # The relay thread's own send: at once, for the way back to get() takes as long as the first answer does.
-        # Others: once if the relay sleeps, to see whether to wake it; awake it will look, so spare them the GIL.
-        if threading.get_ident() == self.consumer:
-            return self._engine.settings.max_polls
-        return int(self._asleep)
+        # Not those of others: they are on upstream's critical path, and the relay or the standby will see to them.
+        return self._engine.settings.max_polls if threading.get_ident() == self.consumer else 0
 
     def _wake(self) -> None:
+        self._engine.standby.arm()
         if self._asleep:
             with self.mutex:
                 self.not_empty.notify()

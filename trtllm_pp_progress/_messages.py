@@ -31,6 +31,12 @@ class Messages:
         rank, peer = self.identify()
         logger.warning("rank %s: the send in %s[%d] to rank %s is pending for %.1f s", rank, table, slot, peer, age_s)
 
+    def silent(self, times: int, longest_s: float, reason: str) -> None:
+        """Say, the first time and every tenfold, that nobody drove for a while."""
+        if times in (10**power for power in range(9)):
+            told = (self.identify()[0], times, longest_s, reason)
+            logger.warning("rank %s: nobody drove pending sends, %d times, up to %.3f s (no second driver: %s)", *told)
+
     def dropped(self, table: str, slot: int, error: Exception) -> None:
         """Say that a broken send was dropped, as the executor is closing."""
         logger.error("rank %s: %s[%d] failed while closing, dropped: %r", self.identify()[0], table, slot, error)

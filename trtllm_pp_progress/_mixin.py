@@ -21,7 +21,8 @@ from trtllm_pp_progress._engine import Engine
 from trtllm_pp_progress._idle import ProgressQueue
 from trtllm_pp_progress._patch import Graft
 from trtllm_pp_progress._pump import PumpedQueue
-from trtllm_pp_progress._settings import Settings
+from trtllm_pp_progress._settings import Settings, crowded
+from trtllm_pp_progress._standby import choose
 from trtllm_pp_progress._table import HandleTable
 
 __all__ = ["QUEUE", "TABLES", "engine_of", "grafts"]
@@ -94,6 +95,8 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
         @functools.wraps(original)
         def _ring_broadcast_sample_state(self: Any, *args: Any, **kwargs: Any) -> Any:
             _inside.ring = True
+            if not over_torch(self):  # now: between an isend and its slot, others may take the GIL and keep it
+                engine_for(self).standby.arm()
             try:
                 return original(self, *args, **kwargs)
             finally:
@@ -177,14 +180,16 @@ def _queue(engine_for: Callable[[Any], Engine], of_class: Compatibility, executo
         logger.log(level, "this executor (era %s): %s, %s", verdict.era, verdict.action, verdict.reason)
     if stands_down or not verdict.found["thread_multiple"]:
         return value
+    engine = engine_for(executor)
+    engine.standby = choose(engine.settings.mode, crowded(), engine.say.silent)
     if verdict.era != "H":
-        return ProgressQueue(engine_for(executor), value.maxsize)
+        return ProgressQueue(engine, value.maxsize)
 
     def stopped() -> bool:
         stop = vars(executor).get("_pp_mpi_progress_stop")
         return stop is not None and bool(stop.is_set())
 
-    return PumpedQueue(engine_for(executor), value.maxsize, stopped)
+    return PumpedQueue(engine, value.maxsize, stopped)
 
 
 def _new_engine(executor: Any, settings: Settings) -> Engine:

@@ -32,6 +32,8 @@ class PumpedQueue(ProgressQueue):
         if block and timeout is not None and not self._stopped():
             self._tick = time.monotonic() + timeout
             return super().get()
+        if block:
+            self._engine.standby.stop()
         item = queue.Queue.get(self, block, timeout)
         if item is None:
             self._engine.drain()

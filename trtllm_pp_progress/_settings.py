@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-__all__ = ["PREFIX", "Settings", "SettingsError", "choice", "load", "number", "setting"]
+__all__ = ["PREFIX", "Settings", "SettingsError", "choice", "crowded", "load", "number", "setting"]
 
 PREFIX = "TRTLLM_PP_PROGRESS_"  # upstream forwards every TRTLLM variable to its workers
 SWITCH = "TRTLLM_PP_PROGRESS"  # turns the automatic ways in on
+
+LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")  # as launchers say it
 
 T = TypeVar("T")
 Parser = Callable[[Any], Any]
@@ -101,7 +103,7 @@ class Settings:
         10.0, number(float, 0, 3600), "longest wait of a whole cleanup, and of a drain, in seconds"
     )
     stall_warning_s: float = setting(10.0, number(float, 0.01, 86400), "a wait this long is logged, in seconds")
-    mode: str = setting("auto", choice("auto", "poll"), "which driver makes sends progress")
+    mode: str = setting("auto", choice("auto", "poll", "native", "thread"), "which driver makes sends progress")
 
     def __post_init__(self) -> None:
         for declaration in fields(self):  # also where no load() has: install() takes what it is given
@@ -119,3 +121,10 @@ class Settings:
         while True:
             yield pause * 1e-6
             pause = min(2 * pause, self.backoff_max_us)
+
+
+def crowded(environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether the ranks of this machine, two busy threads each, have to share the cores this process may use."""
+    environ = os.environ if environ is None else environ
+    said = [environ[variable] for variable in LOCAL_RANKS if environ.get(variable, "").isdigit()]
+    return len(os.sched_getaffinity(0)) < 2 * int(said[0] if said else 1)

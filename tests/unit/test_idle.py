@@ -9,10 +9,11 @@ from fakes import NEVER, FakeRequest, FakeWait, elsewhere, join, start
 
 from trtllm_pp_progress import _engine
 from trtllm_pp_progress._engine import Engine
-from trtllm_pp_progress._idle import ProgressQueue
+from trtllm_pp_progress._idle import GRACE_S, ProgressQueue
 from trtllm_pp_progress._settings import Settings
 
 SETTINGS = Settings(max_polls=2, backoff_min_us=100, backoff_max_us=400, drain_deadline_s=3)
+GRACE_US = round(GRACE_S * 1e6)
 
 
 class Rig:
@@ -57,10 +58,10 @@ def test_an_item_that_is_there_is_returned_without_a_wait(clock):
 def test_a_pending_send_is_driven_between_timed_waits_that_back_off(clock):
     """Drive, wait, drive: pauses double up to the longest, and the wait is untimed again once the send is complete."""
     rig = Rig(clock, None, None, None, None, lambda: rig.queue.put("batch"))
-    handle = rig.post(FakeRequest(1 + 2 * 5))  # the post's own test, then five drives
+    handle = rig.post(FakeRequest(2 * 5))  # five drives
     assert rig.queue.get() == "batch"
     assert rig.waits_us == [100, 200, 400, 400, None]
-    assert (handle.tests, handle.waits, rig.queue.timed_waits, rig.table[0]) == (11, 0, 4, None)
+    assert (handle.tests, handle.waits, rig.queue.timed_waits, rig.table[0]) == (10, 0, 4, None)
 
 
 def test_a_send_that_completes_in_the_first_drive_costs_no_timed_wait(clock):
@@ -90,11 +91,12 @@ def test_the_back_off_starts_anew_once_nothing_is_pending(clock):
         lambda: elsewhere(lambda: rig.post(FakeRequest(8), 1)),
         None,
         None,
+        None,
         lambda: rig.queue.put("batch"),
     )
     rig.post(FakeRequest(8))
     assert rig.queue.get() == "batch"
-    assert rig.waits_us == [100, 200, 400, None, 100, 200, 400]
+    assert rig.waits_us == [100, 200, 400, None, GRACE_US, 100, 200, 400]
 
 
 def test_each_get_starts_the_back_off_anew(clock):
@@ -113,12 +115,29 @@ def test_a_wake_up_for_nothing_goes_back_to_sleep(clock):
     assert (rig.queue.timed_waits, rig.table.sends.counters.drives) == (0, 0)
 
 
-def test_a_post_wakes_the_sleeping_relay(clock):
-    """What another thread posts during an untimed wait is driven at once, then between timed waits."""
-    rig = Rig(clock, lambda: elsewhere(lambda: rig.post(FakeRequest(6))), None, lambda: rig.queue.put("batch"))
+def test_a_post_wakes_the_sleeping_relay_which_gives_it_grace(clock):
+    """What another thread posts during an untimed wait is driven after a moment, then between timed waits."""
+    tests = []
+    handle = FakeRequest(6)
+    rig = Rig(
+        clock,
+        lambda: elsewhere(lambda: rig.post(handle)),
+        lambda: tests.append(handle.tests),
+        None,
+        lambda: rig.queue.put("batch"),
+    )
     assert rig.queue.get() == "batch"
-    assert rig.waits_us == [None, 100, 200]
+    assert rig.waits_us == [None, GRACE_US, 100, 200]
+    assert tests == [0]
     assert rig.table[0] is not None
+
+
+def test_a_batch_within_the_grace_goes_out_at_once(clock):
+    """The ordinary case: the executor posts, computes and hands over its batch, and no drive was spent."""
+    handle = FakeRequest(1)
+    rig = Rig(clock, lambda: elsewhere(lambda: rig.post(handle)), lambda: rig.queue.put("batch"))
+    assert rig.queue.get() == "batch"
+    assert (rig.waits_us, handle.tests) == ([None, GRACE_US], 0)
 
 
 def test_the_relays_own_send_is_driven_at_once(clock):
@@ -132,22 +151,11 @@ def test_the_relays_own_send_is_driven_at_once(clock):
     assert (eager.tests, rig.table[1]) == (1, None)
 
 
-def test_another_threads_send_is_tested_once_while_the_relay_sleeps(clock):
-    """One test shows whether the relay must be woken at all."""
-    late, eager = FakeRequest(NEVER), FakeRequest(1)
-    rig = Rig(clock, lambda: elsewhere(lambda: (rig.post(eager), rig.post(late, 1))), lambda: rig.queue.put("batch"))
-    tests = []
-    wake = rig.engine.wake_driver
-    rig.engine.wake_driver = lambda: (tests.append((eager.tests, late.tests)), wake())
-    rig.queue.get()
-    assert tests == [(1, 1)]
-
-
 def test_another_threads_send_is_left_to_a_relay_that_is_awake(clock):
     """A test would only cost the posting thread the interpreter's lock."""
     rig = Rig(clock, lambda: rig.queue.put("batch"))
     late = FakeRequest(NEVER)
-    rig.post(FakeRequest(3, inside=lambda: elsewhere(lambda: rig.post(late, 1)) if rig.table[0].tests == 2 else None))
+    rig.post(FakeRequest(2, inside=lambda: elsewhere(lambda: rig.post(late, 1)) if rig.table[0].tests == 1 else None))
     seen = []
     rig.wait.script.insert(0, lambda: seen.append(late.tests))
     rig.queue.get()
@@ -172,10 +180,10 @@ def test_a_real_condition_is_woken_by_a_post():
 def test_none_is_handed_out_once_the_sends_are_drained(clock):
     """Upstream's order to leave comes after the last completion, within the drain's deadline."""
     rig = Rig(clock)
-    handle = rig.post(FakeRequest(1 + 2 * 3))
+    handle = rig.post(FakeRequest(2 * 3))
     rig.queue.put(None)
     assert rig.queue.get() is None
-    assert (handle.tests, rig.table[0], rig.engine.abandoned) == (7, None, [])
+    assert (handle.tests, rig.table[0], rig.engine.abandoned) == (6, None, [])
     assert [round(pause * 1e6) for pause in clock.pauses] == [100, 200]
 
 

@@ -139,3 +139,15 @@ def test_at_its_end_the_relay_drains(rig, how):
     rig.queue.put(None)
     assert elsewhere(lambda: rig.get(progress=how != "off")) is None
     assert [kept.slot for kept in rig.engine.abandoned] == [0]
+
+
+@pytest.mark.parametrize("how", ["off", "stopped", "running"])
+def test_where_the_relay_keeps_out_of_mpi_so_does_the_second_driver(rig, how):
+    """It is stopped for good before the relay idles, and only then."""
+    stops = []
+    rig.engine.standby.stop = lambda: stops.append("stop")
+    if how == "stopped":
+        rig.stop.set()
+    rig.queue.put("batch")
+    assert rig.get(progress=how != "off") == "batch"
+    assert bool(stops) == (how != "running")

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import trtllm_pp_progress
-from trtllm_pp_progress._settings import PREFIX, Settings, SettingsError, choice, load, number, setting
+from trtllm_pp_progress._settings import PREFIX, Settings, SettingsError, choice, crowded, load, number, setting
 
 NUMBERS = {
     "max_polls": (1, 1_000_000),
@@ -104,10 +104,10 @@ def test_a_number_may_be_written_in_any_usual_way(good):
     assert type(polls.max_polls) is int
 
 
-@pytest.mark.parametrize("bad", ["", "Auto", "thread", "auto,poll", "0", True, None.__class__, 1])
+@pytest.mark.parametrize("bad", ["", "Auto", "threads", "auto,poll", "0", True, None.__class__, 1])
 def test_an_unknown_mode_lists_the_valid_ones(bad):
-    """A mode is one of two words, spelled exactly."""
-    with pytest.raises(SettingsError, match=r"mode=.* is not valid: one of auto, poll"):
+    """A mode is one of four words, spelled exactly."""
+    with pytest.raises(SettingsError, match=r"mode=.* is not valid: one of auto, poll, native, thread$"):
         load(Settings, {}, mode=bad)
 
 
@@ -196,3 +196,21 @@ def test_reading_the_environment_does_not_change_it(monkeypatch):
     before = dict(os.environ)
     load(Settings)
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("cores", "environ", "answer"),
+    [
+        (2, {}, False),
+        (1, {}, True),
+        (2, {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True),
+        (8, {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, False),
+        (7, {"MPI_LOCALNRANKS": "4"}, True),
+        (8, {"SLURM_NTASKS_PER_NODE": "4"}, False),
+        (2, {"SLURM_NTASKS_PER_NODE": "4(x2)"}, False),
+    ],
+)
+def test_ranks_that_share_cores_are_crowded(monkeypatch, cores, environ, answer):
+    """Two busy threads a rank; where no launcher says how many ranks there are, this one is alone."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert crowded(environ) is answer

@@ -388,9 +388,17 @@ def test_an_mpi_that_a_second_thread_may_not_enter_is_refused(monkeypatch, facts
         __file__=facts.get("file", "libc.so.6"),
         **LEVELS,
     )
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
     with pytest.raises(UnderstudyUnavailable, match=reason):
         _understudy.mpi_probe()
+
+
+def test_a_process_without_mpi_keeps_without_it(monkeypatch):
+    """Importing mpi4py.MPI initialises MPI: not for us to do."""
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    with pytest.raises(UnderstudyUnavailable, match="mpi4py is not in use in this process"):
+        _understudy.mpi_probe()
+    assert "mpi4py.MPI" not in sys.modules
 
 
 @needs_compiler
@@ -409,7 +417,6 @@ def test_a_libmpi_that_is_linked_but_not_in_use_is_refused(monkeypatch, tmp_path
 def test_a_process_forked_from_an_mpi_process_starts_none(monkeypatch):
     """MPI is initialized in the child's memory, but it is the parent's."""
     mpi = SimpleNamespace(Is_initialized=lambda: True)
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
 
     def act():

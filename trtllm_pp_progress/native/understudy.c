@@ -7,19 +7,17 @@
  * No Python.h: _understudy.py loads this as a plain shared object, so one build serves every Python and every MPI.
  * Python stores to `driven_ns` directly: a call would release the GIL and could wait a whole switch interval for it. */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define VERSION 1   /* of `struct understudy`; _understudy.py refuses another */
 #define PATIENCE 10 /* silence and period are this many times longer while the driver runs */
+#define LINGER 50   /* looks, a silence apart, with nothing pending before it sleeps for good */
 
 typedef int (*iprobe_pointer)(int source, int tag, void *comm, int *flag, void *status); /* Open MPI, MPI 5 ABI */
 typedef int (*iprobe_integer)(int source, int tag, int comm, int *flag, void *status);   /* MPICH and its family */
@@ -42,6 +40,10 @@ struct understudy {
     int stopping, done, joined;
 };
 
+struct look {
+    int64_t driver, ns, cpu_ns;
+};
+
 static int64_t now_ns(void)
 {
     struct timespec t;
@@ -57,20 +59,20 @@ static int wait_until(struct understudy *u, int64_t ns)
     return pthread_cond_timedwait(&u->changed, &u->lock, &t);
 }
 
-/* Whether the driver is on a core or waits for one. Then it is in MPI itself, as a rule in a blocking receive, and a second
- * thread there costs more than it brings: where cores are short it spins on a lock whose holder is not running. A driver
- * that waits for the GIL sleeps; one that computes outside MPI is the rare case, hence patience instead of none. */
-static int driver_runs(const struct understudy *u)
+/* Whether the driver has had a core for a good part of the time since the last look. Then it is in MPI itself, as a rule
+ * in a blocking receive, and a second thread there costs more than it brings: where cores are short it spins on a lock
+ * whose holder is not running. A driver that waits for the GIL sleeps; one that computes outside MPI is the rare case,
+ * hence patience instead of none. */
+static int driver_ran(const struct understudy *u, struct look *last)
 {
-    char text[64];
-    snprintf(text, sizeof text, "/proc/self/task/%d/stat", (int)u->driver);
-    int file = open(text, O_RDONLY | O_CLOEXEC);
-    ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
-    if (file >= 0)
-        close(file);
-    text[length > 0 ? length : 0] = 0;
-    const char *name_end = strrchr(text, ')'); /* "id (name) state ..." */
-    return name_end && strncmp(name_end, ") R", 3) == 0;
+    struct timespec t;
+    clockid_t cpu_of_thread = (clockid_t)((~(unsigned)u->driver << 3) | 6); /* as pthread_getcpuclockid builds it */
+    struct look look = {u->driver, now_ns(), 0};
+    if (clock_gettime(cpu_of_thread, &t) == 0)
+        look.cpu_ns = t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+    int ran = look.driver == last->driver && 4 * (look.cpu_ns - last->cpu_ns) > look.ns - last->ns;
+    *last = look;
+    return ran;
 }
 
 static int probe(const struct understudy *u)
@@ -85,10 +87,18 @@ static int probe(const struct understudy *u)
 static void *run(void *argument)
 {
     struct understudy *u = argument;
+    struct look last = {0, 0, 0};
     int64_t ticked = 0;
+    int idle_looks = LINGER;
     pthread_mutex_lock(&u->lock);
     while (!u->stopping && !u->error) {
         int64_t driven = u->driven_ns, now = now_ns();
+        if (!driven && idle_looks < LINGER) {
+            /* Being woken costs the driver more than looking costs us, so stay a while. */
+            idle_looks++;
+            wait_until(u, now + u->silence_ns);
+            continue;
+        }
         if (!driven) {
             /* Announce first, look again second; arm stores first, looks second: one of the two sees the other. */
             u->asleep = 1;
@@ -97,9 +107,11 @@ static void *run(void *argument)
             u->asleep = 0;
             continue;
         }
+        idle_looks = 0;
         int64_t due = later(driven + u->silence_ns, ticked + u->period_ns);
         int64_t patient = later(driven + PATIENCE * u->silence_ns, ticked + PATIENCE * u->period_ns);
-        if (now >= due && now < patient && driver_runs(u))
+        int ran = driver_ran(u, &last);
+        if (now >= due && now < patient && ran)
             due = now + u->silence_ns; /* look again then */
         if (now < due) {
             wait_until(u, due);
