@@ -13,6 +13,7 @@ from trtllm_pp_progress import status
 from trtllm_pp_progress._compat import examine, recognise
 from trtllm_pp_progress._mixin import TABLES, engine_of
 from trtllm_pp_progress._pump import PumpedQueue
+from trtllm_pp_progress.host import HostExecutor
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -68,6 +69,11 @@ def test_under_ray_nothing_is_exchanged(comm, line, era):
     assert engine_of(executor) is None
     assert {type(getattr(executor, name)) for name in TABLES} == {list}
     assert examine(executor, recognise(type(executor))).action == "stand down"
+
+
+def test_our_own_host_is_of_era_e2():
+    """What the bench measures is patched as the real one is."""
+    assert recognise(HostExecutor).era == "E2"
 
 
 # What moves while the executor thread is outside MPI

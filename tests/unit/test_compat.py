@@ -11,7 +11,6 @@ from doubles.stubs import cleanup_stub, empty_stub
 
 import trtllm_pp_progress
 from trtllm_pp_progress._compat import CLEANUP, LOOP, RELAY, RING, TABLES, WAIT, examine, recognise
-from trtllm_pp_progress.host import HostExecutor
 
 PATCH, PARTIAL, STAND_DOWN = "patch", "partial", "stand down"
 
@@ -143,11 +142,6 @@ def test_the_oldest_releases_have_no_wait_at_all():
     cls = executor_class("A1")
     del cls.wait_on_pp_send_handles
     assert (recognise(cls).era, recognise(cls).action) == ("A1", STAND_DOWN)
-
-
-def test_our_own_host_is_of_era_e():
-    """What the bench measures is patched as the real one is."""
-    assert recognise(HostExecutor).era == "E2"
 
 
 # What an instance knows
