@@ -7,22 +7,30 @@ assigns them, by data descriptors: the relay thread starts right after its queue
 from __future__ import annotations
 
 import functools
+import logging
+import math
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from trtllm_pp_progress._beside import SENDERS, watch
+from trtllm_pp_progress._compat import ASYNC, QUEUE, STAND_DOWN, TABLES, Compatibility, examine, over_torch, recognise
+from trtllm_pp_progress._drains import Drains
 from trtllm_pp_progress._engine import Engine
 from trtllm_pp_progress._idle import ProgressQueue
 from trtllm_pp_progress._patch import Graft
+from trtllm_pp_progress._pump import PumpedQueue
 from trtllm_pp_progress._settings import Settings, crowded
 from trtllm_pp_progress._standby import choose
+from trtllm_pp_progress._table import HandleTable
 
 __all__ = ["QUEUE", "TABLES", "engine_of", "grafts"]
 
-TABLES = ("send_handles", "send_schedule_handles", "send_expected_batch_num_handles")
-QUEUE = "executed_batch_queue"
+logger = logging.getLogger("trtllm_pp_progress")
+
 ENGINE = "_pp_progress_engine"
+DRAINS = "_pp_progress_drains"
 
 _creating = threading.Lock()
 _inside = threading.local()  # .ring: this thread is in _ring_broadcast_sample_state
@@ -35,10 +43,11 @@ def engine_of(executor: Any) -> Engine | None:
 
 
 def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda executor: None) -> list[Graft]:
-    """Return what to set on a PyExecutor-shaped class of eras B to E.
+    """Return what to set on a PyExecutor-shaped class of eras B to H.
 
-    `born` is told of each executor that gets an engine.
+    `born` is told of each executor that gets an engine. Executors over torch.distributed get none: see `examine`.
     """
+    verdict = recognise(cls)
 
     def engine_for(executor: Any) -> Engine:
         with _creating:
@@ -61,13 +70,24 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
         def wait_on_pp_send_handles(self: Any, send_handles: Any, microbatch_id: int) -> Any:
             if send_handles[microbatch_id] is None:
                 return
+
+            def upstream_wait() -> Any:
+                return original(self, send_handles, microbatch_id)
+
+            if over_torch(self):
+                return upstream_wait()
             engine = engine_for(self)
             relay = vars(self).get(QUEUE)
             if isinstance(relay, ProgressQueue) and relay.consumer == threading.get_ident() and not _in_ring():
                 # Era C's blocking flush after a relay; the next get() drives this send without blocking.
                 engine.progress_pp_send_handles(send_handles, microbatch_id)
-                return
-            engine.wait(send_handles, microbatch_id, lambda: original(self, send_handles, microbatch_id))
+            elif engine.deadline is None and _before_forward(self, send_handles):
+                if (drains := vars(self).get(DRAINS)) is None:
+                    driven = examine(self, verdict).found["driven"]
+                    drains = vars(self)[DRAINS] = Drains(engine, settings.drain_deadline_s if driven else math.inf)
+                drains.wait(send_handles, microbatch_id, upstream_wait)
+            else:
+                engine.wait(send_handles, microbatch_id, upstream_wait)
 
         return wait_on_pp_send_handles
 
@@ -75,7 +95,8 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
         @functools.wraps(original)
         def _ring_broadcast_sample_state(self: Any, *args: Any, **kwargs: Any) -> Any:
             _inside.ring = True
-            engine_for(self).standby.arm()  # now: between an isend and its slot, others may take the GIL and keep it
+            if not over_torch(self):  # now: between an isend and its slot, others may take the GIL and keep it
+                engine_for(self).standby.arm()
             try:
                 return original(self, *args, **kwargs)
             finally:
@@ -86,18 +107,26 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
     def make_cleanup(original: Any) -> Any:
         @functools.wraps(original)
         def _executor_loop_cleanup(self: Any, *args: Any, **kwargs: Any) -> Any:
-            engine_for(self).close()
+            if not over_torch(self):
+                engine_for(self).close()
             return original(self, *args, **kwargs)
 
         return _executor_loop_cleanup
+
+    def exchanged(name: str, make: Callable[[Engine, str, Any], Any]) -> Graft:
+        def exchange(executor: Any, value: Any) -> Any:
+            return value if over_torch(executor) else make(engine_for(executor), name, value)
+
+        return Graft(cls, name, lambda original: _Exchange(name, exchange))
 
     return [
         Graft(cls, "progress_pp_send_handles", make_progress),
         Graft(cls, "wait_on_pp_send_handles", make_wait),
         Graft(cls, "_ring_broadcast_sample_state", make_ring),
         Graft(cls, "_executor_loop_cleanup", make_cleanup),
-        *(Graft(cls, name, functools.partial(_exchange, name, _table, engine_for)) for name in TABLES),
-        Graft(cls, QUEUE, functools.partial(_exchange, QUEUE, _queue, engine_for)),
+        *(exchanged(name, _table) for name in TABLES),
+        *(exchanged(name, watch) for name in SENDERS),
+        Graft(cls, QUEUE, lambda original: _Exchange(QUEUE, functools.partial(_queue, engine_for, verdict))),
     ]
 
 
@@ -130,20 +159,37 @@ def _in_ring() -> bool:
     return getattr(_inside, "ring", False)
 
 
-def _exchange(name: str, make: Callable[[Engine, str, Any], Any], engine_for: Callable[[Any], Engine], _: Any) -> Any:
-    return _Exchange(name, lambda executor, value: make(engine_for(executor), name, value))
+def _before_forward(executor: Any, handles: Any) -> bool:
+    # Where the executor thread relays, this wait is its drain, unless it is in the ring and about to use a slot again.
+    relayed = vars(executor).get(TABLES[0])
+    return vars(executor).get(ASYNC) is False and handles is relayed and type(handles) is HandleTable and not _in_ring()
 
 
 def _table(engine: Engine, name: str, value: Any) -> Any:
     return engine.table(name, value) if type(value) is list else value
 
 
-def _queue(engine: Engine, name: str, value: Any) -> Any:
+def _queue(engine_for: Callable[[Any], Engine], of_class: Compatibility, executor: Any, value: Any) -> Any:
     # Only a queue as upstream makes it: new, of the plain class. Anything else is somebody else's design.
     if type(value) is not queue.Queue or not value.empty():
         return value
+    verdict = examine(executor, of_class)
+    stands_down = verdict.action == STAND_DOWN
+    if verdict.reason != of_class.reason:
+        level = logging.ERROR if stands_down else logging.INFO  # upstream drops warnings of all ranks but the leader
+        logger.log(level, "this executor (era %s): %s, %s", verdict.era, verdict.action, verdict.reason)
+    if stands_down or not verdict.found["thread_multiple"]:
+        return value
+    engine = engine_for(executor)
     engine.standby = choose(engine.settings.mode, crowded(), engine.say.silent)
-    return ProgressQueue(engine, value.maxsize)
+    if verdict.era != "H":
+        return ProgressQueue(engine, value.maxsize)
+
+    def stopped() -> bool:
+        stop = vars(executor).get("_pp_mpi_progress_stop")
+        return stop is not None and bool(stop.is_set())
+
+    return PumpedQueue(engine, value.maxsize, stopped)
 
 
 def _new_engine(executor: Any, settings: Settings) -> Engine:

@@ -99,7 +99,9 @@ class Settings:
     max_polls: int = setting(256, number(int, 1, 1_000_000), "most test() calls in one drive (the poll budget)")
     backoff_min_us: float = setting(50.0, number(float, 1, 1e6), "first pause between two drives, in microseconds")
     backoff_max_us: float = setting(500.0, number(float, 1, 1e6), "longest pause between two drives, in microseconds")
-    drain_deadline_s: float = setting(10.0, number(float, 0, 3600), "longest wait of a whole cleanup, in seconds")
+    drain_deadline_s: float = setting(
+        10.0, number(float, 0, 3600), "longest wait of a whole cleanup, and of a drain, in seconds"
+    )
     stall_warning_s: float = setting(10.0, number(float, 0.01, 86400), "a wait this long is logged, in seconds")
     mode: str = setting("auto", choice("auto", "poll", "native", "thread"), "which driver makes sends progress")
 

@@ -19,7 +19,7 @@ LIMIT_S = 80  # only a fault makes a job reach it
 KILLED = 124  # what ci/mpi.sh exits with where its deadline ended the job
 HUNG = "Timeout (0:"  # what the deadline of a shutdown prints, before the stacks
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
-PATHS = [Path(trtllm_pp_progress.__file__).parents[1], ROOT / "tests" / "mpi"]
+PATHS = [Path(trtllm_pp_progress.__file__).parents[1], ROOT / "tests", ROOT / "tests" / "mpi"]
 
 
 @dataclass

@@ -17,7 +17,7 @@ STEPS = ("import", "install", "construct", "uninstall")
 STAND_IN = """
 from fakes import executor_class
 
-PyExecutor = executor_class("E")
+PyExecutor = executor_class("E2")
 BASELINE = dict(vars(PyExecutor))
 """
 

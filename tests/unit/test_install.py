@@ -8,12 +8,14 @@ import logging
 import sys
 import threading
 
+import doubles
 import fakes
 import pytest
-from fakes import ERAS, LIMIT_S, NEVER, PATCHABLE, FakeDist, FakeRequest, HookedLock, elsewhere, executor_class, join
+from fakes import LIMIT_S, NEVER, PATCHABLE, FakeDist, FakeRequest, HookedLock, elsewhere, executor_class, join
 
 import trtllm_pp_progress as package
 from trtllm_pp_progress import IncompatibleError, PatchError, Settings, SettingsError, _install
+from trtllm_pp_progress._beside import SENDERS
 from trtllm_pp_progress._mixin import QUEUE, TABLES, engine_of
 from trtllm_pp_progress._patch import Graft
 
@@ -23,6 +25,7 @@ GRAFTED = {
     "_ring_broadcast_sample_state",
     "_executor_loop_cleanup",
     *TABLES,
+    *SENDERS,
     QUEUE,
 }
 NOTHING = {"installed": [], "waiting": None, "stood_down": []}
@@ -41,14 +44,14 @@ def same(cls, before):
 @pytest.fixture
 def cls():
     """Return a fresh class of era E."""
-    return executor_class("E")
+    return executor_class("E2")
 
 
 @pytest.fixture
 def upstream(tmp_path, monkeypatch):
     """Return a function that writes a stand-in for upstream's package, not imported yet; all traces go at the end."""
 
-    def write(body="from fakes import executor_class\nPyExecutor = executor_class('E')\n"):
+    def write(body="from fakes import executor_class\nPyExecutor = executor_class('E2')\n"):
         folder = tmp_path / "tensorrt_llm" / "_torch" / "pyexecutor"
         folder.mkdir(parents=True)
         for package_folder in (folder, folder.parent, folder.parent.parent):
@@ -101,7 +104,7 @@ def test_calls_in_any_order(calls, cls):
         elif call == "installed":
             assert package.installed(cls) == there
         else:
-            assert [entry["era"] for entry in package.status()["installed"]] == (["E"] if there else [])
+            assert [entry["era"] for entry in package.status()["installed"]] == (["E2"] if there else [])
         assert same(cls, before) == (not there)
         if there:
             assert vars(cls)["wait_on_pp_send_handles"].__wrapped__ is before["wait_on_pp_send_handles"]
@@ -142,10 +145,10 @@ def test_a_subclass_is_patched_by_itself(cls):
     assert same(mine, before)
 
 
-@pytest.mark.parametrize("era", [era for era in ERAS if era not in PATCHABLE])
+@pytest.mark.parametrize("era", [era for era in doubles.ERAS if era not in doubles.PATCHED])
 def test_a_shape_with_nothing_to_gain_is_refused_with_the_reason(era):
     """An explicit install raises, names class and era, and changes nothing."""
-    cls = executor_class(era)
+    cls = doubles.executor_class(era)
     before = view(cls)
     with pytest.raises(IncompatibleError, match=f"PyExecutor is left as it is \\(era {era}\\): "):
         package.install(cls)
@@ -215,7 +218,8 @@ def test_a_failure_at_any_step_leaves_the_class_untouched(step, where, monkeypat
                 raise RuntimeError("broken")
             super().__setattr__(name, value)
 
-    body = {name: value for name, value in vars(executor_class("E")).items() if name not in ("__dict__", "__weakref__")}
+    held = ("__dict__", "__weakref__")
+    body = {name: value for name, value in vars(executor_class("E2")).items() if name not in held}
     cls = Refusing("PyExecutor", (), body)
     before = view(cls)
     make_grafts = _install.grafts
@@ -358,7 +362,7 @@ def test_install_again_before_the_import_patches_once(upstream):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("from fakes import executor_class\nPyExecutor = executor_class('A')\n", "nothing is parked"),
+        ("from doubles import executor_class\nPyExecutor = executor_class('A1')\n", "nothing is parked"),
         ("class PyExecutor: pass\n", "era unknown"),
         ("PyExecutor = 3\n", "PyExecutor"),
         ("", "PyExecutor"),
@@ -384,7 +388,7 @@ def test_an_import_that_fails_can_be_repeated(upstream, tmp_path):
         load()
     assert package.status()["waiting"]
     (tmp_path / "tensorrt_llm/_torch/pyexecutor/py_executor.py").write_text(
-        "from fakes import executor_class\nPyExecutor = executor_class('E')  # written anew\n"
+        "from fakes import executor_class\nPyExecutor = executor_class('E2')  # written anew\n"
     )
     load()
     assert package.installed()
@@ -398,7 +402,7 @@ def test_install_in_the_middle_of_the_import_is_refused(upstream):
         "    trtllm_pp_progress.install()\n"
         "except trtllm_pp_progress.IncompatibleError as error:\n"
         "    REFUSED = str(error)\n"
-        "PyExecutor = fakes.executor_class('E')\n"
+        "PyExecutor = fakes.executor_class('E2')\n"
     )
     module = load()
     assert "has no PyExecutor (yet)" in module.REFUSED
@@ -413,7 +417,7 @@ def test_the_hook_does_not_deadlock_with_another_thread(upstream):
         "thread = fakes.start(trtllm_pp_progress.status)\n"
         "thread.join(20)\n"
         "ENDED = not thread.is_alive()\n"
-        "PyExecutor = fakes.executor_class('E')\n"
+        "PyExecutor = fakes.executor_class('E2')\n"
     )
     package.install()
     assert load().ENDED
@@ -471,7 +475,7 @@ def test_status_lists_every_living_executor(cls):
 
 def test_an_executor_lives_on_after_uninstall():
     """Its relay goes on, with upstream's own waits, and ends with it."""
-    cls = executor_class("E")
+    cls = executor_class("E2")
     package.install(cls)
     dist = FakeDist(lambda: FakeRequest(3))
     executor = cls(dist)

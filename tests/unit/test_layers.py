@@ -22,6 +22,9 @@ ORDER = [
     "_standby",
     "_engine",
     "_idle",
+    "_pump",
+    "_drains",
+    "_beside",
     "_patch",
     "_compat",
     "_mixin",
@@ -34,7 +37,19 @@ ORDER = [
     "cli",
     "__main__",
 ]
-STDLIB_ONLY = {"_settings", "_handles", "_table", "_messages", "_engine", "_idle", "_patch", "_compat", "_mixin"}
+STDLIB_ONLY = {
+    "_settings",
+    "_handles",
+    "_table",
+    "_messages",
+    "_engine",
+    "_idle",
+    "_patch",
+    "_compat",
+    "_mixin",
+    "_pump",
+    "_drains",
+}
 READS_ENVIRONMENT = {  # and why these may, besides _settings.py
     "cli.py": "asks whether a launcher has started it",
     "bench/_launch.py": "passes the environment on to the ranks",

@@ -6,7 +6,9 @@ import queue
 import threading
 from unittest.mock import MagicMock
 
+import doubles
 import pytest
+from doubles.stubs import cleanup_stub
 from fakes import (
     LIMIT_S,
     NEVER,
@@ -24,7 +26,6 @@ from fakes import (
 )
 
 from trtllm_pp_progress import _mixin
-from trtllm_pp_progress._compat import recognise
 from trtllm_pp_progress._idle import ProgressQueue
 from trtllm_pp_progress._mixin import QUEUE, TABLES, engine_of, grafts
 from trtllm_pp_progress._patch import Patch
@@ -34,7 +35,7 @@ from trtllm_pp_progress._table import HandleTable
 AT_ONCE = Settings(drain_deadline_s=0)
 
 
-def patched(era="E", settings=AT_ONCE, born=lambda executor: None):
+def patched(era="E2", settings=AT_ONCE, born=lambda executor: None):
     """Return a fresh class of an era with the grafts on it."""
     cls = executor_class(era)
     Patch(grafts(cls, settings, born))
@@ -77,7 +78,7 @@ def test_tables_and_queue_are_exchanged_where_they_are_assigned(cls):
 def test_each_executor_has_an_engine_of_its_own_and_is_announced_once(cls):
     """Two lives in one process share nothing."""
     born = []
-    cls = patched("E", born=born.append)
+    cls = patched("E2", born=born.append)
     first, second = cls(), cls()
     assert engine_of(first) is not engine_of(second)
     assert born == [first, second]
@@ -145,7 +146,7 @@ def test_an_attribute_that_was_never_assigned_is_missing_as_before(name):
 
 def test_the_values_stay_in_the_instance():
     """Without the descriptors the executor finds its tables and queue where a plain attribute would be."""
-    cls = executor_class("E")
+    cls = executor_class("E2")
     patch = Patch(grafts(cls, AT_ONCE))
     executor = cls()
     table = executor.send_handles
@@ -163,12 +164,11 @@ def test_a_table_that_is_assigned_again_reports_as_well():
 
 
 def test_methods_look_like_upstreams(cls):
-    """Name, signature and the original behind them are kept, so that a class is recognised patched or not."""
+    """Name, signature and the original behind them are kept."""
     for name in ("wait_on_pp_send_handles", "_ring_broadcast_sample_state", "_executor_loop_cleanup"):
         method = vars(cls)[name]
         assert (method.__name__, inspect.signature(method)) == (name, inspect.signature(method.__wrapped__))
         assert not hasattr(method.__wrapped__, "__wrapped__")
-    assert recognise(cls).patch
 
 
 # Waiting
@@ -214,7 +214,7 @@ def test_progress_drives_one_slot_and_tells(cls):
 
 def test_an_executor_made_before_the_patch_is_driven_through_its_plain_lists():
     """Its tables stay lists, and a wait on them neither blocks nor fails."""
-    cls = executor_class("E")
+    cls = executor_class("E2")
     executor = cls()
     Patch(grafts(cls, AT_ONCE))
     executor.send_handles[0] = handle = FakeRequest(600)
@@ -226,9 +226,10 @@ def test_an_executor_made_before_the_patch_is_driven_through_its_plain_lists():
 
 
 @pytest.mark.parametrize("after", [1, 5, 600])
-def test_batches_go_round_without_a_blocking_wait(cls, after):
+@pytest.mark.parametrize("era", PATCHABLE)
+def test_batches_go_round_without_a_blocking_wait(era, after):
     """Three laps over all slots: every send is driven, slots are reused, upstream's wait is never reached."""
-    cls = patched(recognise(cls).era, Settings())
+    cls = patched(era, Settings())
     dist = FakeDist(lambda: FakeRequest(after))
     executor = cls(dist)
     run(executor, 3 * SLOTS)
@@ -360,21 +361,6 @@ def test_shutdown_ends_with_a_send_that_nobody_receives(cls):
     assert {kept.slot for kept in engine_of(executor).abandoned} == {0, 1}
 
 
-def test_a_stub_without_anything_can_be_cleaned_up():
-    """Upstream's tests build bare executors with mocks in the slots: waits are theirs, exactly one a slot."""
-    cls = patched("E")
-    stub = object.__new__(cls)
-    stub.num_micro_batches, stub.events = 1, []
-    stub.response_cv, stub.shutdown_event = threading.Condition(), threading.Event()
-    for name in TABLES:
-        setattr(stub, name, [MagicMock()])
-    mocks = [getattr(stub, name)[0] for name in TABLES]
-    stub._executor_loop_cleanup()
-    for mock in mocks:
-        mock.wait.assert_called_once_with()
-    assert stub.is_shutdown
-
-
 def test_two_lives_in_one_process(cls):
     """An executor can be built, used and shut down, and then another one of the same class."""
     for _ in range(2):
@@ -383,3 +369,156 @@ def test_two_lives_in_one_process(cls):
         executor.shutdown()
         assert engine_of(executor).abandoned == []
         assert not engine_of(executor).pending
+
+
+# Eras F to H: the executor thread relays
+
+
+class Inline:
+    """An executor of an era whose executor thread relays, on a fake rank; its threads are not started."""
+
+    def __init__(self, era, monkeypatch, deadline=0.01):
+        monkeypatch.setenv("TLLM_PP_ASYNC_BROADCAST_SAMPLE_STATE", "0")
+        cls = doubles.executor_class(era)
+        Patch(grafts(cls, Settings(drain_deadline_s=deadline)))
+        self.dist = FakeDist(lambda: FakeRequest(NEVER))
+        self.executor = cls(self.dist)
+        self.executor.executed_batch_queue = queue.Queue()
+        self.executor.executed_batch_response_queue = queue.Queue()
+
+
+@pytest.mark.parametrize("era", doubles.INLINE)
+def test_a_drain_before_a_forward_ends_in_time(era, monkeypatch):
+    """The send stays where it is, pending; in a table of the executor's own a wait has no such end."""
+    executor = Inline(era, monkeypatch).executor
+    executor._pp_mpi_progress = (lambda: True, 0.005)
+    executor.send_handles[1] = handle = FakeRequest(NEVER)
+    for _ in range(3):
+        executor.wait_on_pp_send_handles(executor.send_handles, 1)
+    assert executor.send_handles[1] is handle
+    assert engine_of(executor).abandoned == []
+    executor.send_schedule_handles[1] = FakeRequest(5000)
+    executor.wait_on_pp_send_handles(executor.send_schedule_handles, 1)
+    assert executor.send_schedule_handles[1] is None
+
+
+def test_a_slot_is_never_used_again_before_its_send_is_complete(monkeypatch):
+    """Within the ring the wait is for as long as it takes: no send is lost by a drain that gave up."""
+    inline = Inline("F", monkeypatch, deadline=0)
+    executor, state = inline.executor, doubles.SampleState([], "host")
+    inline.dist.is_last_pp_rank, inline.dist.is_second_last_pp_rank = True, False
+    executor._ring_broadcast_sample_state(doubles.BatchStatePP(1, state))
+    executor.wait_on_pp_send_handles(executor.send_handles, 1)
+    first = inline.dist.sent[0]
+    assert executor.send_handles[1] is first
+    first.after = first.tests + 20_000
+    executor._ring_broadcast_sample_state(doubles.BatchStatePP(1, state))
+    assert first.seen
+    assert engine_of(executor).status()["tables"]["send_handles"]["displaced"] == 0
+
+
+def test_where_the_relay_thread_may_not_drive_the_drain_is_upstreams(monkeypatch):
+    """Era H with its pump off: to go on would park the send."""
+    executor = Inline("H", monkeypatch, deadline=0).executor
+    executor.send_handles[1] = FakeRequest(20_000)
+    executor.wait_on_pp_send_handles(executor.send_handles, 1)
+    assert executor.send_handles[1] is None
+
+
+def test_the_thread_s_relay_is_not_taken_for_the_executor_s(monkeypatch):
+    """With TLLM_PP_ASYNC_BROADCAST_SAMPLE_STATE=1 nothing drains before a forward, and no wait is cut short."""
+    inline = Inline("G", monkeypatch, deadline=0)
+    inline.executor.pp_async_broadcast_sample_state = True
+    inline.executor.send_handles[1] = FakeRequest(20_000)
+    inline.executor.wait_on_pp_send_handles(inline.executor.send_handles, 1)
+    assert inline.executor.send_handles[1] is None
+
+
+@pytest.mark.parametrize("era", doubles.INLINE)
+def test_the_cleanup_of_such_an_executor_ends_at_its_deadline(era, monkeypatch):
+    """At the end a send that nobody receives is given up, as in any era."""
+    executor = Inline(era, monkeypatch, deadline=0).executor
+    executor.send_handles[1] = FakeRequest(NEVER)
+    executor._executor_loop_cleanup()
+    assert [kept.slot for kept in engine_of(executor).abandoned] == [1]
+
+
+# Over torch.distributed
+
+
+@pytest.mark.parametrize("era", doubles.PATCHED)
+def test_under_ray_every_wait_is_upstreams(era):
+    """Tables and queue are as upstream made them, and there is no engine."""
+    cls = doubles.executor_class(era)
+    Patch(grafts(cls, AT_ONCE))
+    executor = cls(doubles.TorchDist(4, 3))
+    executor.executed_batch_queue = queue.Queue()
+    executor.send_handles[1] = handle = FakeMultiHandleWrapper([FakeWork(0)])
+    executor.send_handles[2] = other = FakeMultiHandleWrapper([FakeWork(0)])
+    executor.wait_on_pp_send_handles(executor.send_handles, 1)
+    executor._executor_loop_cleanup()
+    assert (handle.waits, other.waits, executor.send_handles[:3]) == (1, 1, [None] * 3)
+    assert {type(getattr(executor, name)) for name in TABLES} == {list}
+    assert type(executor.executed_batch_queue) is queue.Queue
+    assert engine_of(executor) is None
+
+
+# What upstream's order is, in every era
+
+
+class Told:
+    """What a condition and an event of a cleanup tell."""
+
+    def __init__(self, events, name):
+        self.events, self.name = events, name
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def notify_all(self):
+        """Note it."""
+        self.events.append(self.name)
+
+    set = notify_all
+
+
+def cleaned_up(cls):
+    """Return what happened, in order, in the cleanup of a stub with a send that is complete in each table."""
+    events = []
+    stub = cleanup_stub(cls, **{name: FakeRequest(0) for name in TABLES})
+    stub.response_cv, stub.shutdown_event = Told(events, "notified"), Told(events, "set")
+    wait = cls.wait_on_pp_send_handles
+
+    def wait_on_pp_send_handles(send_handles, slot):
+        events.append((next(name for name in TABLES if getattr(stub, name) is send_handles), slot))
+        wait(stub, send_handles, slot)
+
+    vars(stub)["wait_on_pp_send_handles"] = wait_on_pp_send_handles
+    stub._executor_loop_cleanup()
+    return events
+
+
+@pytest.mark.parametrize("era", doubles.PATCHED)
+def test_the_cleanup_keeps_upstreams_order_in_every_era(era):
+    """Patched or not: whom it tells when, and exactly one wait for each table and slot."""
+    stock, cls = cleaned_up(doubles.executor_class(era)), doubles.executor_class(era)
+    Patch(grafts(cls, AT_ONCE))
+    assert cleaned_up(cls) == stock
+    assert [event for event in stock if type(event) is tuple] == [(name, 0) for name in TABLES]
+    assert (stock[:2] == ["notified", "set"]) == (era not in ("B/D", "C", "E1"))
+
+
+@pytest.mark.parametrize("era", doubles.PATCHED)
+def test_a_stub_of_mocks_is_waited_for_once_a_table(era):
+    """Upstream's own tests hold it to that."""
+    cls = doubles.executor_class(era)
+    Patch(grafts(cls, AT_ONCE))
+    stub = cleanup_stub(cls)
+    mocks = [getattr(stub, name)[0] for name in TABLES]
+    stub._executor_loop_cleanup()
+    for mock in mocks:
+        mock.wait.assert_called_once_with()
+    assert stub.is_shutdown

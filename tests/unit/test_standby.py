@@ -2,15 +2,15 @@
 
 import queue
 import threading
-from types import SimpleNamespace
 
 import pytest
-from fakes import NEVER, FakeRequest, FakeWait, elsewhere
+from fakes import NEVER, FakeDist, FakeRequest, FakeWait, elsewhere, executor_class
 
 from trtllm_pp_progress import _standby
 from trtllm_pp_progress._engine import Engine
 from trtllm_pp_progress._idle import ProgressQueue
-from trtllm_pp_progress._mixin import grafts
+from trtllm_pp_progress._mixin import engine_of, grafts
+from trtllm_pp_progress._patch import Patch
 from trtllm_pp_progress._settings import Settings
 from trtllm_pp_progress._standby import SILENT_S, Standby, choose
 from trtllm_pp_progress._understudy import CROWDED_SILENCE_S, SILENCE_S, UnderstudyUnavailable
@@ -166,22 +166,11 @@ def test_with_a_second_driver_a_silence_is_none():
 
 def test_it_starts_with_the_relays_queue_and_the_ring_arms_it(kinds):
     """Not with the executor, which may never relay; and before the relay receives, so before it sends."""
-    told = []
-
-    class Executor:
-        def _ring_broadcast_sample_state(self, batch):
-            told.extend(vars(self)["_pp_progress_engine"].standby._driver.told)
-
-        def wait_on_pp_send_handles(self, send_handles, microbatch_id): ...
-
-        def _executor_loop_cleanup(self): ...
-
-    for graft in grafts(Executor, Settings()):
-        setattr(Executor, graft.name, graft.make(vars(Executor).get(graft.name)))
-    executor = Executor()
-    executor.send_handles = [None]
-    assert executor._pp_progress_engine.standby.runs == "poll"
-    executor.executed_batch_queue = queue.Queue()
-    assert executor._pp_progress_engine.standby.runs == "native"
-    executor._ring_broadcast_sample_state(SimpleNamespace())
+    told, cls = [], executor_class("E2")
+    Patch(grafts(cls, Settings()))
+    executor = cls(FakeDist(lambda: told.extend(engine_of(executor).standby._driver.told) or FakeRequest(0)))
+    assert engine_of(executor).standby.runs == "poll"
+    executor.executed_batch_queue, executor.executed_batch_response_queue = queue.Queue(), queue.Queue()
+    assert engine_of(executor).standby.runs == "native"
+    executor._ring_broadcast_sample_state(0)
     assert told == ["driven"]

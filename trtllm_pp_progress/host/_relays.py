@@ -26,6 +26,11 @@ class FlushExecutor(HostExecutor):
             if self.executed_batch_queue.empty():
                 self.wait_on_pp_send_handles(self.send_handles, batch.microbatch_id)
 
+    # One class has the whole relay, as upstream's does.
+    _ring_broadcast_sample_state = HostExecutor._ring_broadcast_sample_state
+    wait_on_pp_send_handles = HostExecutor.wait_on_pp_send_handles
+    _executor_loop_cleanup = HostExecutor._executor_loop_cleanup
+
 
 class OneshotExecutor(HostExecutor):
     """#14850 as proposed: with nothing left to relay, one burst of at most 64 tests."""

@@ -1,5 +1,6 @@
 """What the scripts share: a deadline for a shutdown, and a receiver that does not take the last sample state."""
 
+import contextlib
 import faulthandler
 import os
 import sys
@@ -41,12 +42,19 @@ def await_send(executor, slot):
     until(lambda: executor.send_handles[slot] is not None)
 
 
-def close(executor):
-    """Shut an executor down and return the seconds it took; the deadline shows the stacks and ends the job."""
-    started = time.monotonic()
+@contextlib.contextmanager
+def limited():
+    """Run a block; its deadline shows the stacks and ends the job."""
     faulthandler.dump_traceback_later(float(os.environ["SHUTDOWN_LIMIT_S"]), exit=True)
-    executor.shutdown()
+    yield
     faulthandler.cancel_dump_traceback_later()
+
+
+def close(executor):
+    """Shut an executor down within the deadline, and return the seconds it took."""
+    started = time.monotonic()
+    with limited():
+        executor.shutdown()
     return time.monotonic() - started
 
 

@@ -1,0 +1,46 @@
+"""Era H: between two ticks of upstream's own progress pump, the relay's idle wait is the progress engine's turn."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trtllm_pp_progress._engine import Engine
+from trtllm_pp_progress._idle import ProgressQueue
+
+__all__ = ["PumpedQueue"]
+
+
+class PumpedQueue(ProgressQueue):
+    """The relay's queue under upstream's get_with_mpi_progress, which gets with a time-out and ticks at its end.
+
+    Until then a pending send is driven as in any other era. Upstream's tick stays, for what no handle table holds, and
+    so do its stop and quiesced events, its exit hook and its period. Once `stopped()` is true, or where the pump is off
+    and upstream gets without a time-out, the relay thread keeps out of MPI while it idles.
+    """
+
+    def __init__(self, engine: Engine, maxsize: int, stopped: Callable[[], bool]) -> None:
+        super().__init__(engine, maxsize, self._wait_until_tick)
+        self._stopped = stopped
+        self._tick = 0.0
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next item, driving pending sends; queue.Empty at the time-out."""
+        if block and timeout is not None and not self._stopped():
+            self._tick = time.monotonic() + timeout
+            return super().get()
+        if block:
+            self._engine.standby.stop()
+        item = queue.Queue.get(self, block, timeout)
+        if item is None:
+            self._engine.drain()
+        return item
+
+    def _wait_until_tick(self, condition: threading.Condition, timeout: float | None) -> None:
+        left = self._tick - time.monotonic()
+        if left <= 0:
+            raise queue.Empty
+        condition.wait(left if timeout is None else min(left, timeout))
