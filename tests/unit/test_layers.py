@@ -27,15 +27,20 @@ ORDER = [
     "_install",
     "__init__",
     "auto",
+    "_bootstrap",
+    "_run",
     "vllm",
     "host",
     "bench",
+    "doctor",
     "cli",
     "__main__",
 ]
 STDLIB_ONLY = {"_settings", "_handles", "_table", "_messages", "_engine", "_idle", "_patch", "_compat", "_mixin"}
 READS_ENVIRONMENT = {  # and why these may, besides _settings.py
+    "_run.py": "passes the environment on to the command",
     "cli.py": "asks whether a launcher has started it",
+    "doctor/_collect.py": "reports the variables that matter",
     "bench/_launch.py": "passes the environment on to the ranks",
     "bench/_report.py": "reports the transport that UCX was told to use",
 }
