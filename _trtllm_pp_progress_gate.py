@@ -26,7 +26,7 @@ class _Gate:
             return None
         import os
 
-        if os.environ.get("TRTLLM_PP_PROGRESS", "0") in ("", "0"):
+        if os.environ.get("TRTLLM_PP_PROGRESS", "").strip() in ("", "0"):
             return None
         close()
         from importlib import import_module, util
