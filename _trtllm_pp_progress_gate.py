@@ -32,7 +32,8 @@ class _Gate:
         from importlib import import_module, util
 
         try:
-            import_module("trtllm_pp_progress.auto")  # hooks the import that is under way
+            # Hooks the import that is under way. Not `auto`: the program may want to import that for the first time.
+            import_module("trtllm_pp_progress._install").install_automatically()
         except Exception as error:
             print(f"trtllm-pp-progress: cannot be imported by {sys.executable}: {error}", file=sys.stderr)
         return util.find_spec(name)

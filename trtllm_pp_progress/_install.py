@@ -14,6 +14,7 @@ from typing import Any
 import wrapt
 
 from trtllm_pp_progress._compat import Compatibility, recognise
+from trtllm_pp_progress._messages import be_heard
 from trtllm_pp_progress._mixin import engine_of, grafts
 from trtllm_pp_progress._patch import Patch
 from trtllm_pp_progress._settings import SWITCH, Settings, SettingsError, load, switched_on
@@ -159,6 +160,7 @@ def install_automatically() -> None:
 
     TRTLLM_PP_PROGRESS=0 turns this off, whoever asks for it; an install() of before stays as it is.
     """
+    be_heard()
     try:
         if switched_on() is False:
             raise IncompatibleError(f"{SWITCH} is 0")

@@ -5,7 +5,5 @@ What was done, or what could not be and why, is logged once, to stderr where the
 """
 
 from trtllm_pp_progress._install import install_automatically
-from trtllm_pp_progress._messages import be_heard
 
-be_heard()
 install_automatically()

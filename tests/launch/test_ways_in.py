@@ -10,6 +10,9 @@ import pytest
 import standin
 from standin import TESTS, run
 
+import trtllm_pp_progress
+
+ROOT = Path(trtllm_pp_progress.__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
 NOW, LATE = {"TRTLLM_PP_PROGRESS": "1"}, {"LATE_TRTLLM_PP_PROGRESS": "1"}
 
@@ -26,7 +29,7 @@ def mpirun(upstream, tmp_path):
     beside = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
     launcher = shutil.which("mpirun", path=beside)
 
-    def start(ranks, *command, path=(), **variables):
+    def start(ranks, *command, path=(), before=(), **variables):
         reports = tmp_path / "reports"
         reports.mkdir()
         variables |= {
@@ -36,7 +39,7 @@ def mpirun(upstream, tmp_path):
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         }
         env = standin.environment(*path, upstream, TESTS, **variables)
-        run(["timeout", "--kill-after=10", "80", launcher, "-n", str(ranks), "--oversubscribe", *command], env)
+        run(["timeout", "--kill-after=10", "80", *before, launcher, "-n", str(ranks), "--oversubscribe", *command], env)
         return [json.loads(file.read_text()) for file in sorted(reports.iterdir())]
 
     return start
@@ -60,10 +63,10 @@ def test_workers_of_a_pool_are_patched(shared, variables, patched, mpirun, place
 
 
 def test_workers_of_a_pool_that_the_launcher_started_are_patched(mpirun, places):
-    """From a plain folder, without the .pth: what is spawned inherits PYTHONPATH."""
+    """From a plain folder, without the .pth: it goes before mpirun, for what is spawned gets mpirun's environment."""
     launcher = [places.bare_python, "-m", "trtllm_pp_progress", "run", "--"]
-    found = mpirun(1, *launcher, places.bare_python, SCRIPTS / "pool.py", path=[places.folder])
-    assert outcome(found) == [(True, True)] * 2
+    line = [places.bare_python, SCRIPTS / "pool.py"]
+    assert outcome(mpirun(1, *line, path=[places.folder], before=launcher)) == [(True, True)] * 2
 
 
 @pytest.mark.parametrize("way", ["pth", "pth, late", "launcher"])
@@ -82,3 +85,16 @@ def test_a_leader_its_workers_and_the_hidden_command_are_patched(way, mpirun, pl
     assert len(found) == 4
     # Late variables reach the ranks by a message; the command is not one of them.
     assert by_rank == ranks | {None: (True, True) if "late" not in way else (False, True)}
+
+
+def test_the_doctor_as_a_rank_sees_what_the_rank_would_use(mpirun, tmp_path):
+    """Its child is no rank of the job, which it would hang, but gets the layer that mpirun was told to use."""
+    code = (
+        "import json, os, sys\nfrom trtllm_pp_progress.doctor import collect\n"
+        "name = os.environ['OMPI_COMM_WORLD_RANK'] + '.json'\n"
+        "open(os.path.join(os.environ['REPORTS'], name), 'x').write(json.dumps(collect(60)))"
+    )
+    (tmp_path / "rank.py").write_text(code)
+    found = mpirun(2, "--mca", "pml", "ob1", sys.executable, tmp_path / "rank.py", path=[ROOT])
+    assert [report["transport"]["layer"] for report in found] == ["pml ob1"] * 2
+    assert [report["mpi"]["state"] for report in found] == ["ok"] * 2

@@ -118,6 +118,13 @@ def test_a_broken_mpi_neither_hangs_nor_ends_the_doctor(how, tmp_path):
     assert set(keys(report)) == documented()
 
 
+def test_an_import_of_the_hanging_mpi_does_hang(tmp_path):
+    """Control: what the doctor's child imports does not come back by itself."""
+    env = standin.environment(broken(tmp_path, BROKEN["hangs"][0]))
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run([sys.executable, "-c", "from mpi4py import MPI"], env=env, timeout=5, check=False)
+
+
 def test_what_a_hanging_mpi_has_started_is_ended_too(tmp_path):
     """Its whole process group: a daemon of its would hold the terminal."""
     body = (
