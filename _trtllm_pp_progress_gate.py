@@ -6,10 +6,11 @@ variable is read at the last moment: workers of an MPI pool get theirs after the
 and upstream's worker_main both write it to os.environ). Until then each import costs one comparison of two names.
 """
 
-from __future__ import annotations
+import sys  # and nothing else: every Python program of the environment would pay for it
 
-import sys
-from typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["TARGET", "close"]
 
@@ -20,7 +21,7 @@ class _Gate:
     """A finder that finds nothing itself."""
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         """Return None for every module but the target of a process that is to be patched."""
         if name != TARGET:
             return None

@@ -100,6 +100,13 @@ def test_the_pth_is_inert_unless_the_variable_is_set(env, places):
         assert (found["patched"], found["ours"], said) == (False, [GATE], "")
 
 
+def test_the_gate_imports_nothing(places):
+    """It runs at the start of every Python of the environment, when not even `typing` is there yet."""
+    code = f"import sys; sys.path.insert(0, {str(places.folder)!r}); old = set(sys.modules); import {GATE}"
+    done = run([places.bare_python, "-I", "-S", "-c", f"{code}; print(*set(sys.modules) - old)"], standin.environment())
+    assert done.stdout.split() == [GATE]
+
+
 def test_the_pth_patches_where_the_variable_is_set(env, places):
     """Once, with one line on stderr; upstream's module knows where it came from."""
     found, said = report({**env, **ON}, python=places.python)
