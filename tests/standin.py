@@ -27,7 +27,7 @@ found = json.dumps({{
     "once": changed == once,
     "ours": sorted(name for name in sys.modules if "trtllm_pp_progress" in name and "editable" not in name),
     "path": sys.path,
-    "user": os.environ.get("USER_SITECUSTOMIZE"),
+    "user": getattr(sys, "users", None),
     "spec": importlib.util.find_spec({MODULE!r}).origin == target.__file__,
     "rank": os.environ.get("OMPI_COMM_WORLD_RANK"),
 }})
