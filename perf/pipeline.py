@@ -18,9 +18,10 @@ from typing import Any
 
 import click
 import decoder
+from decoder import payload as payloads
 
 from trtllm_pp_progress.bench._launch import TRANSPORTS, launch, under_mpi
-from trtllm_pp_progress.cli import POLICIES, Names, check_world, run_command
+from trtllm_pp_progress.cli import POLICIES, Finite, Names, check_world, run_command
 
 # Upstream's own: its test fails below 223.19 of the 269.29 tokens/s of the good relay (NVIDIA/TensorRT-LLM#14850).
 THRESHOLD = 0.83
@@ -54,12 +55,10 @@ PROMPTS = (
     show_default=True,
     help="none, logits, or a number of bytes: what travels beside the tokens.",
 )
-@click.option(
-    "--reentry-ms", default=250.0, show_default=True, type=click.FloatRange(0.01, 60_000), help="Re-entry period."
-)
+@click.option("--reentry-ms", default=250.0, show_default=True, type=Finite(0.01, 60_000), help="Re-entry period.")
 @click.option("--transport", default="tcp", show_default=True, type=Names("transport", tuple(TRANSPORTS)))
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 100), help="Runs of each, interleaved.")
-@click.option("--timeout", default=900.0, show_default=True, type=click.FloatRange(1), help="Seconds for the ranks.")
+@click.option("--timeout", default=900.0, show_default=True, type=Finite(1), help="Seconds for the ranks.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write rows and samples here."
 )
@@ -67,9 +66,10 @@ PROMPTS = (
 def main(model: str, pp: int, transport: list[str], timeout: float, **options: Any) -> None:
     """Run the pipeline with each policy and print one table."""
     try:
+        payloads.parse(options["payload"])
         spec = decoder.prepare(model)
         decoder.cut(spec, pp)
-    except decoder.ModelError as error:
+    except (decoder.ModelError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     if under_mpi(os.environ):
         from mpi4py import MPI

@@ -14,9 +14,10 @@ from typing import Any
 import wrapt
 
 from trtllm_pp_progress._compat import Compatibility, recognise
+from trtllm_pp_progress._messages import be_heard
 from trtllm_pp_progress._mixin import engine_of, grafts
 from trtllm_pp_progress._patch import Patch
-from trtllm_pp_progress._settings import Settings, SettingsError, load
+from trtllm_pp_progress._settings import SWITCH, Settings, SettingsError, load, switched_on
 
 __all__ = ["IncompatibleError", "Installation", "install", "install_automatically", "installed", "status", "uninstall"]
 
@@ -24,6 +25,7 @@ logger = logging.getLogger("trtllm_pp_progress")
 
 MODULE = "tensorrt_llm._torch.pyexecutor.py_executor"
 CLASS = "PyExecutor"
+GATE = "_trtllm_pp_progress_gate"
 
 
 class IncompatibleError(RuntimeError):
@@ -108,7 +110,8 @@ def uninstall(target: type | None = None) -> list[str]:
     """Put the originals back, of one class or of all, and return what was restored; without an install, nothing.
 
     Executors that live are upstream's again: their engines retire, for upstream's own wait must not meet a test of the
-    same request. Raises PatchError, with nothing changed, if somebody patched over ours.
+    same request. Without a target, what waits for upstream's import is called off, the late gate included. Raises
+    PatchError, with nothing changed, if somebody patched over ours.
     """
     global _waiting
     with _lock:
@@ -122,6 +125,8 @@ def uninstall(target: type | None = None) -> list[str]:
                 restored += names
         if target is None:
             _waiting = None
+            if gate := sys.modules.get(GATE):
+                gate.close()
         return restored
 
 
@@ -151,9 +156,17 @@ def status() -> dict[str, Any]:
 
 
 def install_automatically() -> None:
-    """Install as install() does, but never raise: log why not, once, and let serving start."""
+    """Install as install() does, but never raise: say once what was done or why not, and let serving start.
+
+    TRTLLM_PP_PROGRESS=0 turns this off, whoever asks for it; an install() of before stays as it is.
+    """
+    be_heard()
     try:
-        install()
+        if switched_on() is False:
+            raise IncompatibleError(f"{SWITCH} is 0")
+        with _lock:
+            if not installed() and _waiting is None:
+                install()
     except Exception as error:
         _stand_down(error)
 

@@ -8,9 +8,20 @@ from typing import Any
 
 from trtllm_pp_progress._table import Abandoned
 
-__all__ = ["Messages"]
+__all__ = ["Messages", "be_heard"]
 
 logger = logging.getLogger("trtllm_pp_progress")
+
+
+def be_heard() -> None:
+    """Have what is logged, INFO included, written to stderr as long as the program has not set logging up itself."""
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("trtllm-pp-progress, pid %(process)d: %(message)s"))
+        handler.addFilter(lambda record: not logging.getLogger().handlers)
+        logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
 
 
 class Messages:

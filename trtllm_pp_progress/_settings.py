@@ -12,7 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-__all__ = ["PREFIX", "Settings", "SettingsError", "choice", "crowded", "load", "number", "setting"]
+__all__ = [
+    "PREFIX",
+    "SWITCH",
+    "Settings",
+    "SettingsError",
+    "choice",
+    "crowded",
+    "load",
+    "number",
+    "setting",
+    "switched_on",
+]
 
 PREFIX = "TRTLLM_PP_PROGRESS_"  # upstream forwards every TRTLLM variable to its workers
 SWITCH = "TRTLLM_PP_PROGRESS"  # turns the automatic ways in on
@@ -83,6 +94,17 @@ def load(cls: type[T], environ: Mapping[str, str] | None = None, *, prefix: str 
             continue
         values[name] = _parsed(declaration, source, value)
     return cls(**values)
+
+
+def switched_on(environ: Mapping[str, str] | None = None) -> bool | None:
+    """Return what TRTLLM_PP_PROGRESS says: True for 1, False for 0, None where it is not set or empty.
+
+    Raises SettingsError for any other value.
+    """
+    value = (os.environ if environ is None else environ).get(SWITCH, "").strip()
+    if value not in ("", "0", "1"):
+        raise SettingsError(f"{SWITCH}={value!r} is not valid: 1 or 0")
+    return value == "1" if value else None
 
 
 def _parsed(declaration: Any, source: str, value: Any) -> Any:

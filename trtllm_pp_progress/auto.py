@@ -1,6 +1,7 @@
 """Install by import: `import trtllm_pp_progress.auto`, before or after TensorRT-LLM is imported; never raises.
 
-What could not be installed, and why, is logged and shown by `trtllm_pp_progress.status()`.
+What was done, or what could not be and why, is logged once, to stderr where the program has not set logging up;
+`trtllm_pp_progress.status()` shows it, too.
 """
 
 from trtllm_pp_progress._install import install_automatically

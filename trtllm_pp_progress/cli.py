@@ -1,7 +1,8 @@
-"""The command line: `trtllm-pp-progress bench`."""
+"""The command line: `trtllm-pp-progress run`, `doctor` and `bench`."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -12,9 +13,9 @@ from typing import Any
 import click
 
 import trtllm_pp_progress
-from trtllm_pp_progress._settings import Settings, SettingsError, load
+from trtllm_pp_progress._settings import Settings, SettingsError, load, switched_on
 
-__all__ = ["POLICIES", "Names", "check_world", "main", "run_command"]
+__all__ = ["POLICIES", "Finite", "Names", "check_world", "main", "run_command"]
 
 BAD_INPUT = 2
 
@@ -34,10 +35,11 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
         return names
 
 
-class _Finite(click.FloatRange):
+class Finite(click.FloatRange):
     """A float range that nan and inf are outside of."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; bad input if it is not finite."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not in the range {self._describe_range()}.", param, ctx)
@@ -56,6 +58,47 @@ def cli() -> None:
     """Keep TensorRT-LLM's pipeline-parallel ring moving, and measure it."""
 
 
+@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(command: tuple[str, ...]) -> None:
+    """Run COMMAND with the patch turned on in every Python process it starts.
+
+    As in `trtllm-pp-progress run -- mpirun -n 4 ...`. Its exit code is the command's; 127 if there is no such command.
+    TRTLLM_PP_PROGRESS=0 in the environment keeps the patch off.
+    """
+    from trtllm_pp_progress._run import RunError, execute
+
+    switched_on()
+    load(Settings)  # a bad variable is said once, here, not by every rank
+    try:
+        execute(command)
+    except RunError as error:
+        click.echo(f"Error: {error}", err=True)
+        raise SystemExit(error.code) from None
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--timeout", default=120.0, show_default=True, type=Finite(1), help="Seconds for each import.")
+def doctor(as_json: bool, timeout: float) -> None:
+    """Say whether sends are parked here, whether the patch cures it, and what to do. Run it as the workers are run.
+
+    Exit code 0: fine or cured, 1: affected, 2: cannot tell.
+    """
+    from trtllm_pp_progress.doctor import EXIT_CODES, collect
+
+    report = collect(timeout)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        from rich.console import Console
+
+        from trtllm_pp_progress.doctor._report import render
+
+        render(report, Console(highlight=False))
+    raise SystemExit(EXIT_CODES[report["verdict"]])
+
+
 @cli.command()
 @click.option("--pp", default=4, show_default=True, type=click.IntRange(2, 64), help="Pipeline stages, one rank each.")
 @click.option(
@@ -64,11 +107,11 @@ def cli() -> None:
 @click.option("--scenarios", default="steady", show_default=True, type=Names("scenario", SCENARIOS))
 @click.option("--transport", default="tcp", show_default=True, type=Names("transport", TRANSPORTS))
 @click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 1000), help="Runs of each, interleaved.")
-@click.option("--compute-ms", type=_Finite(0, 10_000), help="Stage time instead of the scenario's.")
+@click.option("--compute-ms", type=Finite(0, 10_000), help="Stage time instead of the scenario's.")
 @click.option("--payload", type=click.IntRange(0, 1 << 30), help="Payload bytes instead of the scenario's.")
-@click.option("--reentry-ms", type=_Finite(0.01, 60_000), help="Re-entry period instead of the scenario's.")
+@click.option("--reentry-ms", type=Finite(0.01, 60_000), help="Re-entry period instead of the scenario's.")
 @click.option("--steps", type=click.IntRange(10, 100_000), help="Tokens timed instead of the scenario's.")
-@click.option("--timeout", default=1800.0, show_default=True, type=_Finite(1), help="Seconds for everything.")
+@click.option("--timeout", default=1800.0, show_default=True, type=Finite(1), help="Seconds for everything.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write rows and samples here."
 )

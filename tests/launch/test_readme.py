@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import standin
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -15,12 +16,17 @@ PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = [line.strip() for line in re.findall(r"^ {4}(\S.*)$", TEXT, re.MULTILINE)]
 BENCHES = [command for command in COMMANDS if "trtllm-pp-progress bench" in command]
 SCRIPTS = [command for command in COMMANDS if command.startswith("bash ")]
+SERVES = [command for command in COMMANDS if "trtllm-serve" in command]
+DOCTORS = [command for command in COMMANDS if "trtllm-pp-progress doctor" in command]
 
 
 def test_every_command_is_of_a_known_kind():
     """A new kind of command in the README needs a test here."""
-    assert len(PYTHON_BLOCKS) == 2
-    assert [c for c in COMMANDS if c not in BENCHES + SCRIPTS] == ["pip install trtllm-pp-progress"]
+    assert len(PYTHON_BLOCKS) == 1
+    known = BENCHES + SCRIPTS + SERVES + DOCTORS
+    assert [c for c in COMMANDS if c not in known] == ["pip install trtllm-pp-progress"]
+    assert len(SERVES) == 2
+    assert len(DOCTORS) == 1
     assert len(BENCHES) == 2
     assert len(SCRIPTS) == 2
 
@@ -36,6 +42,34 @@ def test_python_blocks_run(block):
     line = [sys.executable, "-c", block]
     done = subprocess.run(line, cwd="/", capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def shell(tmp_path, places):
+    """Return the function that runs a command as an operator's shell would, upstream's program being a stand-in."""
+    serve = tmp_path / "bin" / "trtllm-serve"
+    serve.parent.mkdir()
+    serve.write_text(f"#!{places.python}\nimport report\n")
+    serve.chmod(0o755)
+    env = standin.environment(standin.write(tmp_path / "upstream"), standin.TESTS)
+    env["PATH"] = os.pathsep.join([str(serve.parent), str(places.python.parent), env["PATH"]])
+    return lambda command, code: standin.run(["bash", "-c", command], env, code)
+
+
+@pytest.mark.parametrize("command", SERVES)
+def test_the_commands_that_turn_it_on_do(command, shell):
+    """A process that imports the executor is patched, and says so in one line."""
+    done = shell(command, 0)
+    (found,) = standin.reports(done.stdout)
+    assert (found["patched"], found["once"]) == (True, True)
+    assert "installed on" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", DOCTORS)
+def test_the_doctor_answers(command, shell):
+    """Here the transport is affected, and nothing is turned on."""
+    assert shell(command, 1).stdout.startswith("affected: ")
 
 
 @pytest.mark.parametrize("command", BENCHES)

@@ -1,11 +1,13 @@
 """Run steps in the order given on the command line, in this clean interpreter; print one line if all is well.
 
-Steps: import (upstream's stand-in), install, construct, uninstall. After each, the class is either patched once or
-exactly what it was; `BASELINE` is the stand-in's own view of its class, taken when its module ended.
+Steps: gate (the .pth's, with the variable set), import (upstream's stand-in), install, auto, construct, uninstall.
+After each, the class is either patched once or exactly what it was; `BASELINE` is the stand-in's own view of its class,
+taken when its module ended.
 """
 
 import importlib
 import json
+import os
 import sys
 
 import trtllm_pp_progress as package
@@ -17,13 +19,25 @@ WRAPPED = ("wait_on_pp_send_handles", "_ring_broadcast_sample_state", "_executor
 class Model:
     """What must be true, kept beside what is done."""
 
-    waiting = patched = False
+    waiting = patched = gated = False
 
     def do(self, step):
         """Do one step, and note what it must have done."""
-        if step == "import":
+        if step == "gate":
+            os.environ["TRTLLM_PP_PROGRESS"] = "1"
+            importlib.import_module("_trtllm_pp_progress_gate")
+            self.gated = MODULE not in sys.modules
+        elif step == "import":
+            if MODULE not in sys.modules:
+                self.patched, self.waiting = self.patched or self.waiting or self.gated, False
             importlib.import_module(MODULE)
-            self.patched, self.waiting = self.patched or self.waiting, False
+            self.gated = False
+        elif step == "auto":
+            importlib.import_module("trtllm_pp_progress.auto")
+            if MODULE in sys.modules:
+                self.patched = True
+            else:
+                self.waiting = True
         elif step == "install":
             state = package.install().state
             if MODULE in sys.modules:
@@ -40,7 +54,7 @@ class Model:
             assert executor.send_handles[0] is None
         elif step == "uninstall":
             assert bool(package.uninstall()) == self.patched
-            self.patched = self.waiting = False
+            self.patched = self.waiting = self.gated = False
         else:
             raise SystemExit(f"unknown step {step}")
 

@@ -2,43 +2,37 @@
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import standin
+from standin import TESTS
 
 import trtllm_pp_progress
 
 ROOT = Path(trtllm_pp_progress.__file__).parents[1]
 SCRIPT = Path(__file__).with_name("order_script.py")
 STEPS = ("import", "install", "construct", "uninstall")
-STAND_IN = """
-from fakes import executor_class
-
-PyExecutor = executor_class("E2")
-BASELINE = dict(vars(PyExecutor))
-"""
 
 
 def orders():
-    """Return each order of the steps, with one install and with two, in which a class is imported before it is used."""
-    found = {*itertools.permutations(STEPS), *itertools.permutations([*STEPS, "install"])}
+    """Return each order of the steps, alone and with another way in, in which a class is imported before it is used.
+
+    Another way in: a second install, `auto`, or the late gate of the .pth, which is there before anything else.
+    """
+    found = {*itertools.permutations(STEPS)}
+    for other in ("install", "auto"):
+        found |= {*itertools.permutations([*STEPS, other])}
+    found |= {("gate", *order) for order in found}
     return sorted(order for order in found if order.index("import") < order.index("construct"))
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """Write a stand-in for upstream's package, and return the environment in which it is found."""
-    folder = tmp_path_factory.mktemp("site")
-    target = folder / "tensorrt_llm" / "_torch" / "pyexecutor"
-    target.mkdir(parents=True)
-    for package in (target, target.parent, target.parent.parent):
-        (package / "__init__.py").touch()
-    (target / "py_executor.py").write_text(STAND_IN)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRTLLM")}
-    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT, ROOT / "tests")))}
+    return standin.environment(standin.write(tmp_path_factory.mktemp("site")), ROOT, TESTS)
 
 
 def run(steps, environment):
@@ -48,9 +42,9 @@ def run(steps, environment):
 
 
 def test_the_orders_are_all_there_are():
-    """Half of 24 orders with one install, half of 60 with two: none is written by hand, none is missing."""
-    assert len(orders()) == 12 + 30
-    assert {len(order) for order in orders()} == {4, 5}
+    """Half of 24 orders, half of 60 with two installs, half of 120 with auto, all with the gate and without."""
+    assert len(orders()) == 2 * (12 + 30 + 60)
+    assert {len(order) for order in orders()} == {4, 5, 6}
 
 
 @pytest.mark.parametrize("steps", orders(), ids="-".join)

@@ -31,9 +31,12 @@ ORDER = [
     "_install",
     "__init__",
     "auto",
+    "_bootstrap",
+    "_run",
     "vllm",
     "host",
     "bench",
+    "doctor",
     "cli",
     "__main__",
 ]
@@ -51,7 +54,9 @@ STDLIB_ONLY = {
     "_drains",
 }
 READS_ENVIRONMENT = {  # and why these may, besides _settings.py
+    "_run.py": "passes the environment on to the command",
     "cli.py": "asks whether a launcher has started it",
+    "doctor/_collect.py": "reports the variables that matter",
     "bench/_launch.py": "passes the environment on to the ranks",
     "bench/_report.py": "reports the transport that UCX was told to use",
 }

@@ -1,0 +1,47 @@
+"""What TensorRT-LLM is here: a child imports its executor as a worker would, with whatever way in is turned on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+from trtllm_pp_progress import install, installed, uninstall
+from trtllm_pp_progress._compat import recognise
+from trtllm_pp_progress._install import CLASS, MODULE
+from trtllm_pp_progress.doctor._child import ask, tell
+
+__all__ = ["examine", "main"]
+
+
+def examine(timeout_s: float, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return version, era, verdict, whether a worker started like this is patched, and what is or would be patched."""
+    keys = ("era", "action", "reason", "patched", "patches")
+    try:
+        release: str | None = version("tensorrt_llm")
+    except PackageNotFoundError:
+        release = None
+    found: dict[str, Any] = {"version": release, "state": "absent", "error": None, **dict.fromkeys(keys)}
+    if find_spec("tensorrt_llm") is None:
+        return found
+    answer = ask(__name__, timeout_s, environ)
+    return {**found, "state": answer.state, "error": answer.error, **answer.said}
+
+
+def main() -> None:
+    """Import the executor's module and tell how its class is found: the child's part."""
+    try:
+        cls = getattr(import_module(MODULE), CLASS)
+    except Exception as error:
+        tell(error=f"{type(error).__name__}: {error}")
+        sys.exit(1)
+    patched = installed(cls)
+    patches = uninstall(cls) if patched else []
+    verdict = recognise(cls)
+    if verdict.patch and not patched:
+        with install(cls):
+            patches = uninstall(cls)
+    tell(era=verdict.era, action=verdict.action, reason=verdict.reason, patched=patched, patches=patches)
