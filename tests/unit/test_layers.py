@@ -30,14 +30,16 @@ ORDER = [
     "vllm",
     "host",
     "bench",
+    "probe",
     "cli",
     "__main__",
 ]
 STDLIB_ONLY = {"_settings", "_handles", "_table", "_messages", "_engine", "_idle", "_patch", "_compat", "_mixin"}
 READS_ENVIRONMENT = {  # and why these may, besides _settings.py
     "cli.py": "asks whether a launcher has started it",
+    "probe/_start.py": "asks whether a launcher has started it, and as which rank",
     "bench/_launch.py": "passes the environment on to the ranks",
-    "bench/_report.py": "reports the transport that UCX was told to use",
+    "bench/_report.py": "reports the variables that change what is measured",
 }
 
 
