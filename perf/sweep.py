@@ -63,11 +63,11 @@ class Measured(Point):
     wrong: int
 
 
-def points(transport: str, parts: list[str], repeat: int, quick: bool) -> Iterator[Point]:
+def points(transport: str, parts: list[str], repeat: int, quick: bool, largest: int) -> Iterator[Point]:
     """Yield all runs over one transport, repetition by repetition, so that all points meet the same machine."""
 
     def few(values: tuple[int, ...]) -> tuple[int, ...]:
-        return values[:: len(values) // 2] if quick else values
+        return (values[0], values[len(values) // 2], values[-1]) if quick else values
 
     for repetition in range(repeat):
         if "budget" in parts:
@@ -81,7 +81,7 @@ def points(transport: str, parts: list[str], repeat: int, quick: bool) -> Iterat
                     transport, "interval", "patched", DEFAULT_BUDGET, interval_us, DEFAULT_PAYLOAD, 0, repetition
                 )
         if "payload" in parts:
-            for size in few(PAYLOADS):
+            for size in few(tuple(size for size in PAYLOADS if size <= largest)):
                 for relay in ("flush", "oneshot", "patched"):
                     budget = 64 if relay == "oneshot" else DEFAULT_BUDGET
                     yield Point(transport, "payload", relay, budget, 0, size, 0, repetition)
@@ -95,6 +95,7 @@ def points(transport: str, parts: list[str], repeat: int, quick: bool) -> Iterat
 @click.option("--steps", default=100, show_default=True, type=click.IntRange(10), help="Tokens timed.")
 @click.option("--seconds", default=2.0, show_default=True, help="A slow point is timed over fewer tokens.")
 @click.option("--quick", is_flag=True, help="Three values of each instead of all.")
+@click.option("--largest", default=PAYLOADS[-1], show_default=True, type=click.IntRange(PAYLOADS[0]), help="Payload.")
 @click.option("--csv", "csv_file", default=HERE / "results" / "sweep.csv", type=click.Path(path_type=Path))
 @click.option("--plot", default=HERE / "sweep.png", type=click.Path(path_type=Path))
 @click.option("--plot-only", is_flag=True, help="Measure nothing.")
@@ -107,6 +108,7 @@ def main(
     steps: int,
     seconds: float,
     quick: bool,
+    largest: int,
     csv_file: Path,
     plot: Path,
     plot_only: bool,
@@ -114,7 +116,7 @@ def main(
 ) -> None:
     """Sweep budget, re-arm interval and payload, and plot."""
     if under_mpi(os.environ):
-        wanted = list(points(transports[0], parts, repeat, quick))
+        wanted = list(points(transports[0], parts, repeat, quick, largest))
         raise SystemExit(_as_rank(wanted, pp, steps, seconds, csv_file))
     for transport in [] if plot_only else transports:
         code = launch(pp, transport, [__file__, *sys.argv[1:], "--transports", transport], timeout)

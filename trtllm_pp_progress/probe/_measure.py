@@ -76,17 +76,23 @@ class Link:
         away = (away_s - LATE_S) * 1e3
         return Row(size, wire, isend, away, waited, waited < (wire + away) / 2, driven, polls)
 
-    def edge(self, largest: int) -> int | None:
+    def edge(self, largest: int, trying: Callable[[int], object]) -> int | None:
         """Return the smallest size that completes only once it is received (rendezvous); None: not up to `largest`.
 
-        Plain buffers, by bisection: between two sizes of a kind nothing else is looked for.
+        Plain buffers, by bisection: between two sizes of a kind nothing else is looked for. `trying` hears each size.
         """
-        if self._eager(largest):
+
+        def eager(size: int) -> bool:
+            trying(size)
+            # A rendezvous never completes on its own; a slow machine may be late with an eager send: so ask twice.
+            return any(self._completes_alone(size) for _ in range(2))
+
+        if eager(largest):
             return None
         low, high = 0, largest
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._eager(middle) else (low, middle)
+            low, high = (middle, high) if eager(middle) else (low, middle)
         return high
 
     def _median(self, size: int, late_s: float, behave: Callable[[Any], int]) -> list[float]:
@@ -131,10 +137,6 @@ class Link:
                 if request.test()[0]:
                     return polls
             time.sleep(next(pauses))
-
-    def _eager(self, size: int) -> bool:
-        # A rendezvous never completes on its own; a slow machine may be late with an eager send: so ask twice.
-        return any(self._completes_alone(size) for _ in range(2))
 
     def _completes_alone(self, size: int) -> bool:
         comm, peer, buffer = self._comm, self._peer, bytearray(size)

@@ -87,8 +87,7 @@ def probe_rank(step: Steps, transport: str, sizes: Sequence[int], json_file: Pat
 def _link(link: Any, sizes: Sequence[int], step: Steps, name: str) -> dict[str, Any]:
     from dataclasses import asdict
 
-    step(f"{name}: looking for the eager/rendezvous edge")
-    edge = link.edge(max(sizes))
+    edge = link.edge(max(sizes), lambda size: step(f"{name}: is a send of {size:,} bytes eager?"))
     around = () if edge is None else (edge - 1, edge, edge + 1)
     rows = []
     for size in sorted({*sizes, *(size for size in around if size > 0)}):

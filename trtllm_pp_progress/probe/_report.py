@@ -30,10 +30,11 @@ def print_run(run: dict[str, Any], problem: str, file: TextIO) -> None:
 def _print_link(transport: str, link: dict[str, Any], out: Any) -> None:
     here, there = link["hosts"]
     edge, rows = link.get("edge_bytes"), link.get("rows", [])
+    largest = max((row["bytes"] for row in rows), default=0)
     table = Table(
         title=f"{transport}: rank {link['sender']} to rank {link['receiver']}, "
         + ("same host" if here == there else f"{here} to {there}")
-        + (", no rendezvous" if edge is None else f", rendezvous from {edge:,} bytes on"),
+        + (f", eager up to {largest:,} bytes" if edge is None else f", rendezvous from {edge:,} bytes on"),
         title_justify="left",
     )
     columns = ("bytes", "alone", "waited ms", "isend ms", "wire ms", "driven ms", "polls", "patch buys ms")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from trtllm_pp_progress.probe._rank import probe_rank
 from trtllm_pp_progress.probe._report import write_json
 
 __all__ = ["probe"]
+
+FAILED = 70  # no verdict: the watchdog says what it was
 
 
 def probe(
@@ -71,3 +74,6 @@ def _as_rank(transport: str, sizes: Sequence[int], step_timeout: float, json_fil
     except click.ClickException:
         step.done(CANNOT_TELL)
         raise
+    except Exception:
+        traceback.print_exc()
+        os._exit(FAILED)  # not through MPI_Finalize, which may wait for the other ranks
