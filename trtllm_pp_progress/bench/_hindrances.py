@@ -14,7 +14,8 @@ from trtllm_pp_progress.host import Dist, PPCommTag
 
 __all__ = ["PostingDist", "exchange", "hold_gil"]
 
-PAUSE_S = 0.0005  # between two exchanges: the main thread is a guest, not the load
+PAUSE_S = 0.002  # between two exchanges: the main thread is a guest, not the load
+NAP_S = 0.75 * PAUSE_S  # and the one who answers need not wait inside MPI, spinning, all the time
 GO_ON, STOP = b"g", b"s"
 
 _usleep = ctypes.PyDLL(None).usleep  # PyDLL: a native call that keeps the GIL
@@ -55,8 +56,8 @@ class PostingDist(Dist):
 def exchange(comm: Any, done: Callable[[], bool]) -> list[float]:
     """Exchange one byte with a neighbour (ranks 0 and 1, 2 and 3, ...) again and again until `done()` on the even rank.
 
-    Returns the even rank's round trips, halved, in milliseconds. The odd rank is inside MPI all the time and makes its
-    sends progress whatever its relay does; a rank without a neighbour returns at once.
+    Returns the even rank's round trips, halved, in milliseconds. What is parked is made to progress with each exchange,
+    whatever the relay does; a rank without a neighbour returns at once.
     """
     rank = comm.Get_rank()
     neighbour = rank ^ 1
@@ -66,6 +67,7 @@ def exchange(comm: Any, done: Callable[[], bool]) -> list[float]:
     while rank > neighbour and word != STOP:
         comm.Recv([word, MPI.BYTE], source=neighbour)
         comm.Send([word, MPI.BYTE], dest=neighbour)
+        time.sleep(NAP_S)
     while rank < neighbour and word != STOP:
         said = STOP if done() else GO_ON
         started = time.perf_counter()
