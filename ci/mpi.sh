@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run `PYTHON ARGUMENTS` on RANKS ranks of the MPI that belongs to PYTHON (Open MPI or MPICH), over UCX/TCP, as root or
 # not. Exits as the launcher does, or with 124 if the deadline ended it.
-# With SURVIVE=1 the other ranks of Open MPI go on when one is killed.
+# FABRIC is what UCX may use instead of TCP. With SURVIVE=1 the other ranks of Open MPI go on when one is killed.
 # Usage: [PYTHON=python3] ci/mpi.sh RANKS SECONDS ARGUMENTS...      e.g.  ci/mpi.sh 4 300 -m pytest tests/mpi --with-mpi -x
 set -euo pipefail
 if [ $# -lt 3 ]; then
@@ -15,7 +15,7 @@ python=$(command -v "${PYTHON:-python3}") || { echo "ci/mpi.sh: ${PYTHON:-python
 # A launcher of another MPI starts that many lonely ranks, so the one beside this Python comes first.
 PATH=$(dirname "$python"):$PATH
 mpirun=$(command -v mpirun || command -v mpiexec) || { echo "ci/mpi.sh: mpirun was not found" >&2; exit 2; }
-export UCX_TLS=tcp,self
+export UCX_TLS=${FABRIC:-tcp,self}
 line=("$mpirun" -n "$ranks")
 case $("$mpirun" --version) in
 *"Open MPI"* | *OpenRTE* | *PRRTE* | *prte*)

@@ -97,8 +97,9 @@ def _as_rank(
     json_file: Path | None,
     expect_recovery: bool,
 ) -> int:
-    from trtllm_pp_progress.bench._measure import Outcome, interleaved, run
+    from trtllm_pp_progress.bench._measure import interleaved, run
     from trtllm_pp_progress.bench._report import console
+    from trtllm_pp_progress.bench._rows import Outcome
 
     rank, size = comm.Get_rank(), comm.Get_size()
     text = decoder.Text(spec)
@@ -139,8 +140,8 @@ def _report(
     expect_recovery: bool,
 ) -> int:
     """Print text, table and verdict; return the exit code."""
-    from trtllm_pp_progress.bench._measure import row
     from trtllm_pp_progress.bench._report import console, environment, print_table, write_json
+    from trtllm_pp_progress.bench._rows import row
 
     payload_bytes = max(outcome.payload_bytes for runs in outcomes.values() for outcome in runs)
     rows = [row("pipeline", policy, payload_bytes, runs) for policy, runs in outcomes.items()]

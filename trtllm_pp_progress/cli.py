@@ -1,4 +1,4 @@
-"""The command line: `trtllm-pp-progress run`, `doctor` and `bench`."""
+"""The command line: `trtllm-pp-progress run`, `doctor`, `probe` and `bench`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import click
 
 import trtllm_pp_progress
 from trtllm_pp_progress._settings import Settings, SettingsError, load, switched_on
+from trtllm_pp_progress.bench._launch import TRANSPORTS, LaunchError, launch, under_mpi
+from trtllm_pp_progress.bench._scenarios import PEERS, POLICY_NAMES, SCENARIOS, listing
 
 __all__ = ["POLICIES", "Finite", "Names", "check_world", "main", "run_command"]
 
@@ -35,6 +37,16 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
         return names
 
 
+class _Sizes(click.ParamType):  # type: ignore[type-arg]
+    """A comma-separated list of sizes in bytes, from 1 to 1 GiB."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """Return the sizes; ClickException names the first that is not one."""
+        return [click.IntRange(1, 1 << 30).convert(size.strip(), param, ctx) for size in value.split(",")]
+
+
 class Finite(click.FloatRange):
     """A float range that nan and inf are outside of."""
 
@@ -46,10 +58,7 @@ class Finite(click.FloatRange):
         return number
 
 
-# Names are repeated here so that --help needs no MPI; tests hold them against the bench's own.
-POLICIES = ("regressed", "flush", "oneshot", "inline", "iprobe", "patched")
-SCENARIOS = ("published", "steady", "late", "large", "many")
-TRANSPORTS = ("tcp", "shm", "default")
+POLICIES = POLICY_NAMES
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,13 +108,17 @@ def doctor(as_json: bool, timeout: float) -> None:
     raise SystemExit(EXIT_CODES[report["verdict"]])
 
 
-@cli.command()
+@cli.command(epilog="\b\nScenarios:\n" + listing())
 @click.option("--pp", default=4, show_default=True, type=click.IntRange(2, 64), help="Pipeline stages, one rank each.")
 @click.option(
-    "--policies", default="regressed,flush,oneshot,patched", show_default=True, type=Names("policy", POLICIES)
+    "--policies",
+    default="regressed,flush,oneshot,patched",
+    show_default=True,
+    type=Names("policy", (*POLICY_NAMES, *PEERS)),
+    help="eager and async are settings, UCX_RNDV_THRESH=inf and MPICH's progress thread, in an mpirun each.",
 )
-@click.option("--scenarios", default="steady", show_default=True, type=Names("scenario", SCENARIOS))
-@click.option("--transport", default="tcp", show_default=True, type=Names("transport", TRANSPORTS))
+@click.option("--scenarios", default="steady", show_default=True, type=Names("scenario", tuple(SCENARIOS)))
+@click.option("--transport", default="tcp", show_default=True, type=Names("transport", tuple(TRANSPORTS)))
 @click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 1000), help="Runs of each, interleaved.")
 @click.option("--compute-ms", type=Finite(0, 10_000), help="Stage time instead of the scenario's.")
 @click.option("--payload", type=click.IntRange(0, 1 << 30), help="Payload bytes instead of the scenario's.")
@@ -117,13 +130,20 @@ def doctor(as_json: bool, timeout: float) -> None:
 )
 def bench(pp: int, transport: list[str], timeout: float, **options: Any) -> None:
     """Measure the relay policies on the model-free ring, starting mpirun itself or as a rank of yours."""
-    from trtllm_pp_progress.bench._launch import launch, under_mpi
-
     load(Settings)  # a bad variable is said once, here, not by every rank
     if len(transport) != 1:
         raise click.ClickException("--transport takes one transport")
+    peers = [policy for policy in options["policies"] if policy in PEERS]
     if not under_mpi(os.environ):
+        if peers:
+            from trtllm_pp_progress.bench._peers import bench_with_peers
+
+            raise SystemExit(bench_with_peers(pp, transport[0], timeout, **options))
         raise SystemExit(launch(pp, transport[0], ["-m", "trtllm_pp_progress", *sys.argv[1:]], timeout))
+    if peers:
+        raise click.ClickException(
+            f"policy {peers[0]!r} is a setting of the whole run: leave starting mpirun to the bench"
+        )
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -135,6 +155,32 @@ def bench(pp: int, transport: list[str], timeout: float, **options: Any) -> None
     with abort_on_failure(MPI.COMM_WORLD):
         code = bench_rank(transport[0], **options)
     raise SystemExit(code)
+
+
+@cli.command()
+@click.option("--ranks", default=2, show_default=True, type=click.IntRange(2, 64), help="Where this starts mpirun.")
+@click.option(
+    "--transport",
+    default="default,tcp,shm",
+    show_default=True,
+    type=Names("transport", tuple(TRANSPORTS)),
+    help="One mpirun each; under your own mpirun yours is probed.",
+)
+@click.option(
+    "--sizes",
+    default="4096,65536,262143,262144,262145,1000000,8388608",
+    show_default=True,
+    type=_Sizes(),
+    help="Bytes.",
+)
+@click.option("--step-timeout", default=30.0, show_default=True, type=Finite(0.1), help="Seconds for each step.")
+@click.option("--timeout", default=600.0, show_default=True, type=Finite(1), help="Seconds for each mpirun.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found here.")
+def probe(**options: Any) -> None:
+    """Tell whether a send progresses here while its sender is outside MPI: 0 yes, 1 no (affected), 2 cannot tell."""
+    from trtllm_pp_progress.probe._start import probe as start
+
+    raise SystemExit(start(**options))
 
 
 def check_world(comm: Any, pp: int) -> None:
@@ -157,8 +203,6 @@ def check_world(comm: Any, pp: int) -> None:
 
 def run_command(command: click.Command, arguments: Sequence[str] | None = None) -> None:
     """Run a command; bad input is one line on stderr and exit code 2."""
-    from trtllm_pp_progress.bench._launch import LaunchError
-
     try:
         command.main(args=None if arguments is None else list(arguments), standalone_mode=False)
     except (click.ClickException, SettingsError, LaunchError) as error:

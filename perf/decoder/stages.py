@@ -67,6 +67,10 @@ class DecoderStage:
         host: Host = self._make_host(tokens, data, step)
         return host
 
+    def taken(self, timeout: float | None) -> bool:
+        """Return at once: the wire takes an activation whether or not the next stage is there."""
+        return True
+
     def check(self, host: Host) -> int:
         """Return 1 if the sample state is not the one due, or its payload not that of its tokens; else 0."""
         due, self._checked = self._checked, self._checked + 1

@@ -20,6 +20,7 @@ ROW = {
     "polls_per_step",
     "cpu_cores",
     "wrong",
+    "small_ms_p50",
     "raw",
 }
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -90,6 +91,7 @@ def test_a_tiny_run_writes_the_documented_rows(job, tmp_path, own):
     assert written["schema"] == 1
     assert written["environment"]["thread_level"] >= 3
     assert [row["policy"] for row in written["rows"]] == policies.split(",")
+    assert [floor["payload_bytes"] for floor in written["floor"]] == [20000]
     for row in written["rows"]:
         assert set(row) >= ROW
         assert (row["scenario"], row["pp"], row["payload_bytes"], row["wrong"]) == ("steady", 2, 20000, 0)
@@ -111,3 +113,22 @@ def test_without_the_guard_its_peers_wait_for_it(job):
     """Control: the deadline has to end them."""
     bare = job(3, 10, SCRIPTS / "one_fails.py", "bare")
     assert bare.killed, bare.output
+
+
+def test_a_setting_is_measured_beside_the_relays(tmp_path):
+    """`eager` has an mpirun of its own, and a row in the same table and file."""
+    path = tmp_path / "bench.json"
+    options = ["--pp", 2, "--policies", "flush,eager", "--repeat", 1, "--steps", 10, "--reentry-ms", 5, "--json", path]
+    done = subprocess.run(
+        [sys.executable, *BENCH, *map(str, options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [(row["policy"], row["wrong"]) for row in rows] == [("flush", 0), ("eager", 0)]
+    assert "regressed, UCX_RNDV_THRESH=inf" in done.stdout
+    assert "│ eager " in done.stdout

@@ -15,6 +15,7 @@ TEXT = (ROOT / "README.md").read_text()
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = [line.strip() for line in re.findall(r"^ {4}(\S.*)$", TEXT, re.MULTILINE)]
 BENCHES = [command for command in COMMANDS if "trtllm-pp-progress bench" in command]
+PROBES = [command for command in COMMANDS if "trtllm-pp-progress probe" in command]
 SCRIPTS = [command for command in COMMANDS if command.startswith("bash ")]
 SERVES = [command for command in COMMANDS if "trtllm-serve" in command]
 DOCTORS = [command for command in COMMANDS if "trtllm-pp-progress doctor" in command]
@@ -23,11 +24,12 @@ DOCTORS = [command for command in COMMANDS if "trtllm-pp-progress doctor" in com
 def test_every_command_is_of_a_known_kind():
     """A new kind of command in the README needs a test here."""
     assert len(PYTHON_BLOCKS) == 1
-    known = BENCHES + SCRIPTS + SERVES + DOCTORS
+    known = BENCHES + PROBES + SCRIPTS + SERVES + DOCTORS
     assert [c for c in COMMANDS if c not in known] == ["pip install trtllm-pp-progress"]
     assert len(SERVES) == 2
     assert len(DOCTORS) == 1
     assert len(BENCHES) == 2
+    assert len(PROBES) == 1
     assert len(SCRIPTS) == 2
 
 
@@ -72,20 +74,32 @@ def test_the_doctor_answers(command, shell):
     assert shell(command, 1).stdout.startswith("affected: ")
 
 
-@pytest.mark.parametrize("command", BENCHES)
-def test_bench_commands_run(command, tmp_path):
-    """A bench command runs as it stands, made short, and reports no wrong payload."""
-    bin_dir = os.path.dirname(sys.executable)
+def run(command, options, folder):
+    """Run a command as it stands, with options that make it short, as an operator who is not root would."""
     environ = {
         **os.environ,
-        "PATH": f"{bin_dir}:{os.environ['PATH']}",
+        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
         # What an operator with enough cores, who is not root, does not need.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
-    line = [*shlex.split(command), "--repeat", "1", "--steps", "10", "--policies", "flush,patched"]
-    done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False)
+    line = [*shlex.split(command), *options]
+    return subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.mark.parametrize("command", PROBES)
+def test_probe_commands_run(command, tmp_path):
+    """A probe command runs as it stands, made short, and has a verdict on every transport."""
+    done = run(command, ["--sizes", "1000000"], tmp_path)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert len(re.findall(r"^(?:MOVES|PARKS):", done.stdout, re.MULTILINE)) == 3, done.stdout
+
+
+@pytest.mark.parametrize("command", BENCHES)
+def test_bench_commands_run(command, tmp_path):
+    """A bench command runs as it stands, made short, and reports no wrong payload."""
+    done = run(command, ["--repeat", "1", "--steps", "10", "--policies", "flush,patched"], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"│ patched +│.*│ +0 │", done.stdout), done.stdout
     assert ("--json" in command) == (tmp_path / "result.json").exists()

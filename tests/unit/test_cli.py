@@ -13,6 +13,7 @@ import trtllm_pp_progress
 from trtllm_pp_progress import cli
 from trtllm_pp_progress.bench import _launch
 
+PYTHON = sys.executable
 ROOT = Path(trtllm_pp_progress.__file__).parents[1]
 OPEN_MPI = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
 MPICH = "HYDRA build details:\n    Version:                                 4.3.2\n"
@@ -69,11 +70,15 @@ def refused(capfd, *arguments):
     [
         (
             ["--policies", "fast"],
-            "unknown policy 'fast': valid ones are regressed, flush, oneshot, inline, iprobe, patched",
+            "unknown policy 'fast': valid ones are regressed, flush, oneshot, inline, iprobe, patched, eager, async",
         ),
         (["--policies", "flush,fast"], "unknown policy 'fast'"),
         (["--policies", ""], "unknown policy ''"),
-        (["--scenarios", "slow"], "unknown scenario 'slow': valid ones are published, steady, late, large, many"),
+        (
+            ["--scenarios", "slow"],
+            "unknown scenario 'slow': valid ones are published, steady, late, late_random, large, large_8mb, "
+            "large_32mb, many, uneven, gil_held, gil_held_all, gil_held_500, busy, sync_dependency",
+        ),
         (["--transport", "ib"], "unknown transport 'ib': valid ones are tcp, shm, default"),
         (["--transport", "tcp,shm"], "--transport takes one transport"),
         (["--pp", "1"], "--pp"),
@@ -91,6 +96,24 @@ def refused(capfd, *arguments):
 def test_a_bad_option_is_one_line_and_exit_code_2(arguments, said, capfd):
     """The line names the value and, where there are few, the valid ones; nothing is started."""
     assert said in refused(capfd, "bench", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--transport", "ib"], "unknown transport 'ib': valid ones are tcp, shm, default"),
+        (["--sizes", "4096,x"], "'x' is not a valid integer range"),
+        (["--sizes", "0"], "0 is not in the range 1<=x<=1073741824"),
+        (["--sizes", ""], "'' is not a valid integer range"),
+        (["--ranks", "1"], "--ranks"),
+        (["--step-timeout", "nan"], "--step-timeout"),
+        (["--timeout", "inf"], "--timeout"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_bad_option_of_probe_is_one_line_and_exit_code_2(arguments, said, capfd, no_launcher):
+    """The probe's exit code 2 is also that of bad input: neither tells anything about the fabric."""
+    assert said in refused(capfd, "probe", *arguments)
 
 
 @pytest.mark.parametrize("option", ["--compute-ms", "--reentry-ms"])
@@ -151,18 +174,24 @@ def test_without_a_command_the_help_is_printed(capfd):
     assert "bench" in "".join(capfd.readouterr())
 
 
-def test_names_are_those_of_the_bench():
-    """What the command line offers is what the bench has, in its order."""
+def test_every_policy_has_an_executor():
+    """What the command line offers is what the host has, and the patch; peers are the regressed one, elsewhere."""
     script = (
         "import json, mpi4py\nmpi4py.rc.initialize = False\n"
-        "from trtllm_pp_progress.bench import _scenarios as bench\n"
-        "print(json.dumps([list(bench.POLICY_NAMES), list(bench.SCENARIOS)]))"
+        "from trtllm_pp_progress.host import POLICIES\nprint(json.dumps(list(POLICIES)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert json.loads(done.stdout) == [list(cli.POLICIES), list(cli.SCENARIOS)]
-    assert list(_launch.TRANSPORTS) == list(cli.TRANSPORTS)
+    assert [*json.loads(done.stdout), "patched"] == list(cli.POLICIES)
+
+
+def test_the_help_of_the_bench_explains_every_scenario(capfd):
+    """One line each, in order."""
+    cli.main(["bench", "--help"])
+    out, _err = capfd.readouterr()
+    listed = [line.split()[0] for line in out[out.index("Scenarios:") :].splitlines()[1:] if line.strip()]
+    assert listed == list(cli.SCENARIOS)
 
 
 # Starting the ranks
@@ -209,6 +238,54 @@ def test_mpich_takes_variables_only(transport, expected):
     line, variables = _launch.command(3, transport, ["-m", "x"], "mpiexec", MPICH)
     assert line == ["mpiexec", "-n", "3", sys.executable, "-m", "x"]
     assert variables == expected
+
+
+def test_settings_of_a_run_reach_ranks_on_other_hosts():
+    """Open MPI is told to pass them on; without a forced transport, too."""
+    line, variables = _launch.command(2, "default", [], "mpirun", OPEN_MPI, {"UCX_RNDV_THRESH": "inf"})
+    assert variables["UCX_RNDV_THRESH"] == "inf"
+    assert " ".join(line[3:-1]) == "--oversubscribe -x UCX_RNDV_THRESH"
+
+
+def test_a_peer_is_a_run_of_its_own_and_every_repetition_has_one(started, capfd):
+    """The relays share an mpirun, the peer has the regressed relay in another one, with its variable; and all again."""
+    calls = started / "calls"
+    row = {"scenario": "steady", "payload_bytes": 1}
+    rank = {"parked_ms": [1.0], "polls": 0, "steps": 1, "cpu_cores": 0.1, "reentry_ms": 1.0, "wrong": 0, "small_ms": []}
+    (started / "mpirun").write_text(
+        f"#!{PYTHON}\nimport json, os, sys\n"
+        f"if sys.argv[1:] == ['--version']:\n    print({OPEN_MPI!r})\n    sys.exit()\n"
+        "options = dict(zip(sys.argv[:-1], sys.argv[1:]))\n"
+        "policies, eager = options['--policies'].split(','), os.environ.get('UCX_RNDV_THRESH')\n"
+        f"open({str(calls)!r}, 'a').write(f'{{policies}} {{eager}} {{options[\"--repeat\"]}}\\n')\n"
+        f"raw = [{{'tokens_per_s': 9.0 if eager else 3.0, 'ranks': [{rank!r}]}}]\n"
+        f"rows = [{row!r} | {{'policy': policy, 'raw': raw}} for policy in policies]\n"
+        "json.dump({'environment': {}, 'floor': [], 'rows': rows}, open(options['--json'], 'w'))\n"
+    )
+    out = started / "out.json"
+    with pytest.raises(SystemExit) as left:
+        cli.main(["bench", "--policies", "regressed,eager,flush", "--repeat", "2", "--json", str(out)])
+    assert left.value.code == 0, capfd.readouterr()
+    both = ["['regressed', 'flush'] None 1", "['regressed'] inf 1"]
+    assert calls.read_text().splitlines() == 2 * both
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["policy"], row["tokens_per_s"], len(row["raw"])) for row in rows] == [
+        ("regressed", 3.0, 2),
+        ("eager", 9.0, 2),
+        ("flush", 3.0, 2),
+    ]
+
+
+def test_mpichs_progress_thread_is_refused_under_open_mpi(started, capfd):
+    """A peer that is not there is no peer."""
+    assert "policy 'async' is MPICH's" in refused(capfd, "bench", "--policies", "async")
+
+
+@pytest.mark.parametrize("variable", _launch.RANK_VARIABLES)
+def test_a_peer_is_refused_as_a_rank(variable, capfd, monkeypatch):
+    """Who starts mpirun himself sets the variable himself."""
+    monkeypatch.setenv(variable, "0")
+    assert "policy 'eager' is a setting of the whole run" in refused(capfd, "bench", "--policies", "eager")
 
 
 @pytest.mark.parametrize("variable", _launch.RANK_VARIABLES)

@@ -37,6 +37,7 @@ ORDER = [
     "host",
     "bench",
     "doctor",
+    "probe",
     "cli",
     "__main__",
 ]
@@ -57,8 +58,9 @@ READS_ENVIRONMENT = {  # and why these may, besides _settings.py
     "_run.py": "passes the environment on to the command",
     "cli.py": "asks whether a launcher has started it",
     "doctor/_collect.py": "reports the variables that matter",
+    "probe/_start.py": "asks whether a launcher has started it, and as which rank",
     "bench/_launch.py": "passes the environment on to the ranks",
-    "bench/_report.py": "reports the transport that UCX was told to use",
+    "bench/_report.py": "reports the variables that change what is measured",
 }
 
 

@@ -1,4 +1,4 @@
-"""Run one policy once, on every rank, and bring the figures together."""
+"""Run one policy once, on every rank, and bring the samples together."""
 
 from __future__ import annotations
 
@@ -6,61 +6,22 @@ import bisect
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import trtllm_pp_progress
-from trtllm_pp_progress.bench._scenarios import PATCHED, executor_class
-from trtllm_pp_progress.host import Dist, HostExecutor, Request, Stage
+from trtllm_pp_progress.bench._hindrances import PostingDist, exchange, hold_gil
+from trtllm_pp_progress.bench._rows import Outcome, Rank
+from trtllm_pp_progress.bench._scenarios import PATCHED
+from trtllm_pp_progress.host import POLICIES, Dist, HostExecutor, Request, Stage
 
-__all__ = ["Outcome", "Rank", "Row", "interleaved", "row", "run"]
+__all__ = ["interleaved", "run"]
 
 WARMUP_TOKENS = 5  # by request: untimed, and the estimate of how many tokens fit into the time
 MIN_STEPS = 10
 DEADLINE_S = 300.0
-
-
-@dataclass
-class Rank:
-    """What one rank measured in one run: times in milliseconds."""
-
-    parked_ms: list[float]
-    polls: int
-    steps: int
-    cpu_cores: float
-    reentry_ms: float
-    wrong: int
-
-
-@dataclass
-class Outcome:
-    """One run of one policy; tokens by request are rank 0's."""
-
-    tokens_per_s: float
-    tokens: list[list[int]]
-    ranks: list[Rank]
-    payload_bytes: int = 0  # of one sample state
-
-
-@dataclass
-class Row:
-    """Medians over the runs of one policy in one scenario, latency reduced by maximum over ranks."""
-
-    scenario: str
-    policy: str
-    pp: int
-    payload_bytes: int
-    tokens_per_s: float
-    parked_ms_p50: float
-    parked_ms_p99: float
-    parked_ms_max: float
-    polls_per_step: float
-    cpu_cores: float
-    wrong: int
-    reentry_ms: list[float]
-    raw: list[dict[str, Any]]
 
 
 def run(
@@ -72,35 +33,59 @@ def run(
     *,
     concurrency: int | None = None,
     max_seconds: float | None = None,
+    hold_s: float = 0.0,
+    busy: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    executor_class: type[HostExecutor] | None = None,
     **executor_arguments: Any,
 ) -> Outcome | None:
     """Run `prompts` through one policy's executor, `max_tokens` each; collective, returns on rank 0 only.
 
     `concurrency` of them at once (default: all). With `max_seconds` fewer tokens are timed where they would take
     longer. While tokens are timed, no other thread of any rank is inside MPI: it would make the sends progress that the
-    policy leaves alone.
+    policy leaves alone. Two exceptions, each a scenario: with `hold_s` this rank's executor thread holds the GIL for so
+    long once its relay has posted; with `busy` the main threads exchange small messages.
+
+    `settings` are the patch's (default: the environment's); `executor_class` stands for the policy's own.
     """
-    patch = trtllm_pp_progress.install(HostExecutor) if policy == PATCHED else contextlib.nullcontext()
+    cls = executor_class or POLICIES.get(policy, HostExecutor)
+    patch = trtllm_pp_progress.install(cls, **(settings or {})) if policy == PATCHED else contextlib.nullcontext()
     with patch:
-        dist = Dist()
+        dist = PostingDist() if hold_s else Dist()
         stage = make_stage()
         marks: list[tuple[float, float]] = []
-        executor = executor_class(policy)(
-            dist,
-            stage,
-            after_forward=lambda: marks.append((time.monotonic(), time.process_time())),
-            **executor_arguments,
-        )
+
+        def after_forward() -> None:
+            marks.append((time.monotonic(), time.process_time()))
+            if isinstance(dist, PostingDist):
+                dist.await_posted(executor.reentry_s)
+                hold_gil(hold_s)
+
+        executor = cls(dist, stage, after_forward=after_forward, **executor_arguments)
+        beside = comm.Dup() if busy else None
         executor.start_worker()
-        tokens_per_s, tokens = 0.0, [[0]]
-        if dist.is_first_pp_rank:
-            tokens_per_s, tokens = _drive(executor, prompts, max_tokens, concurrency or len(prompts), max_seconds)
+        small_ms: list[float] = []
+
+        def drive() -> tuple[float, list[list[int]]]:
+            if not dist.is_first_pp_rank:
+                return 0.0, [[0]]
+            result = _drive(executor, prompts, max_tokens, concurrency or len(prompts), max_seconds)
             # The relay of some eras hangs if it is shut down with its last send in flight; that is tested elsewhere.
             time.sleep(2 * (executor.reentry_s or 0) + 0.05)
+            return result
+
+        if beside is None:
+            tokens_per_s, tokens = drive()
+        else:
+            with ThreadPoolExecutor(1) as pool:
+                driving = pool.submit(drive)
+                over = driving.done if dist.is_first_pp_rank else executor.shutdown_event.is_set
+                small_ms = exchange(beside, over)
+                tokens_per_s, tokens = driving.result()
         executor.shutdown()
         status = trtllm_pp_progress.status() if policy == PATCHED else {}
         warm = WARMUP_TOKENS * len(prompts)
-        ranks = comm.gather(_rank(executor, marks, warm, status))
+        ranks = comm.gather(_rank(executor, marks, warm, status, small_ms))
         stage.close()
     return Outcome(tokens_per_s, tokens, ranks, executor.payload_bytes) if dist.is_first_pp_rank else None
 
@@ -146,7 +131,13 @@ def _drive(
     return max_tokens * len(prompts) / elapsed, [request.tokens for request in ordered]
 
 
-def _rank(executor: HostExecutor, marks: list[tuple[float, float]], warm: int, status: dict[str, Any]) -> Rank:
+def _rank(
+    executor: HostExecutor,
+    marks: list[tuple[float, float]],
+    warm: int,
+    status: dict[str, Any],
+    small_ms: list[float],
+) -> Rank:
     polls = getattr(executor, "polls", 0)
     for installed in status.get("installed", []):
         for engine in installed["executors"]:
@@ -160,6 +151,7 @@ def _rank(executor: HostExecutor, marks: list[tuple[float, float]], warm: int, s
         cpu_cores=(cpu1 - cpu0) / (t1 - t0),
         reentry_ms=_reentry([t for t, _ in timed], executor.dist.entries) * 1e3,
         wrong=executor.wrong,
+        small_ms=[round(trip, 4) for trip in small_ms],
     )
 
 
@@ -171,32 +163,3 @@ def _reentry(steps: list[float], entries: list[float]) -> float:
         moments = [start, *entries[first:last], end]
         longest.append(max(b - a for a, b in pairwise(moments)))
     return statistics.median(longest) if longest else 0.0
-
-
-def row(scenario: str, policy: str, payload_bytes: int, outcomes: Sequence[Outcome]) -> Row:
-    """Reduce the runs of one policy in one scenario to a row."""
-
-    def worst(quantile: float) -> float:
-        return statistics.median(max(_quantile(rank.parked_ms, quantile) for rank in o.ranks) for o in outcomes)
-
-    first = outcomes[0]
-    return Row(
-        scenario=scenario,
-        policy=policy,
-        pp=len(first.ranks),
-        payload_bytes=payload_bytes,
-        tokens_per_s=statistics.median(o.tokens_per_s for o in outcomes),
-        parked_ms_p50=worst(0.5),
-        parked_ms_p99=worst(0.99),
-        parked_ms_max=max(_quantile(rank.parked_ms, 1.0) for o in outcomes for rank in o.ranks),
-        polls_per_step=statistics.median(max(rank.polls / rank.steps for rank in o.ranks) for o in outcomes),
-        cpu_cores=statistics.median(statistics.mean(rank.cpu_cores for rank in o.ranks) for o in outcomes),
-        wrong=sum(rank.wrong for o in outcomes for rank in o.ranks),
-        reentry_ms=[statistics.median(o.ranks[i].reentry_ms for o in outcomes) for i in range(len(first.ranks))],
-        raw=[{"tokens_per_s": o.tokens_per_s, "ranks": [asdict(rank) for rank in o.ranks]} for o in outcomes],
-    )
-
-
-def _quantile(values: Sequence[float], quantile: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else 0.0

@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 import trtllm_pp_progress
-from trtllm_pp_progress.bench._measure import Row
+from trtllm_pp_progress.bench._rows import Floor, Row
 
 __all__ = ["SCHEMA", "console", "environment", "print_table", "write_json"]
 
 SCHEMA = 1
+VARIABLES = ("UCX_TLS", "UCX_RNDV_THRESH", "MPIR_CVAR_ASYNC_PROGRESS")  # they change what is measured
 REFERENCE = "flush"  # the fastest relay there was, and the one that hangs
 
 
@@ -35,7 +36,7 @@ def environment(transport: str) -> dict[str, Any]:
         "mpi4py": mpi4py.__version__,
         "thread_level": MPI.Query_thread(),
         "transport": transport,
-        "UCX_TLS": os.environ.get("UCX_TLS", ""),
+        **{name: os.environ.get(name, "") for name in VARIABLES},
     }
 
 
@@ -44,8 +45,8 @@ def console(file: TextIO) -> Console:
     return Console(file=file, width=120, force_terminal=False, highlight=False)
 
 
-def print_table(rows: Sequence[Row], out: Console) -> None:
-    """Print one table a scenario; the ratio is to the flush relay of the same run."""
+def print_table(rows: Sequence[Row], out: Console, floors: Sequence[Floor] = ()) -> None:
+    """Print one table a scenario, the floor below it; the ratio is to the flush relay of the same run."""
     for scenario in dict.fromkeys(row.scenario for row in rows):
         chosen = [row for row in rows if row.scenario == scenario]
         reference = next((row.tokens_per_s for row in chosen if row.policy == REFERENCE), None)
@@ -55,6 +56,7 @@ def print_table(rows: Sequence[Row], out: Console) -> None:
             f"re-entry period by rank ({chosen[0].policy}) {reentry} ms",
             title_justify="left",
         )
+        small = any(row.small_ms_p50 is not None for row in chosen)
         for column in (
             "policy",
             "tokens/s",
@@ -65,6 +67,7 @@ def print_table(rows: Sequence[Row], out: Console) -> None:
             "polls/step",
             "CPU cores",
             "wrong",
+            *(["small ms"] if small else []),
         ):
             table.add_column(column, justify="left" if column == "policy" else "right")
         for row in chosen:
@@ -78,11 +81,24 @@ def print_table(rows: Sequence[Row], out: Console) -> None:
                 f"{row.polls_per_step:.1f}",
                 f"{row.cpu_cores:.2f}",
                 str(row.wrong),
+                *(["-" if row.small_ms_p50 is None else f"{row.small_ms_p50:.3f}"] if small else []),
             )
         out.print(table)
+        for floor in floors:
+            if floor.payload_bytes == chosen[0].payload_bytes:
+                out.print(
+                    "floor, plain ping-pong of the same bytes, one way, p50 / p99 ms: "
+                    f"buffers {floor.buffers_ms_p50:.3f} / {floor.buffers_ms_p99:.3f}, "
+                    f"pkl5 {floor.pkl5_ms_p50:.3f} / {floor.pkl5_ms_p99:.3f}"
+                )
 
 
-def write_json(path: Path, rows: Sequence[Row], described: dict[str, Any]) -> None:
+def write_json(path: Path, rows: Sequence[Row], described: dict[str, Any], floors: Sequence[Floor] = ()) -> None:
     """Write rows with their raw samples; the schema number changes when a key changes its meaning."""
-    text = json.dumps({"schema": SCHEMA, "environment": described, "rows": [asdict(row) for row in rows]})
-    path.write_text(text + "\n", encoding="utf-8")
+    written = {
+        "schema": SCHEMA,
+        "environment": described,
+        "floor": [asdict(floor) for floor in floors],
+        "rows": [asdict(row) for row in rows],
+    }
+    path.write_text(json.dumps(written) + "\n", encoding="utf-8")

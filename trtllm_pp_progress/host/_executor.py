@@ -46,15 +46,18 @@ class HostExecutor:
         max_batch_size: int = 1,
         late: Callable[[], float] | None = None,
         after_forward: Callable[[], None] | None = None,
+        schedule_payload: bytes = b"",
     ) -> None:
         """Make the executor of one rank.
 
         `reentry_s` is the re-entry period (None: never); `late` is how long, in seconds, a receiver is busy elsewhere
-        once a sample state was announced; `after_forward` runs on the executor thread after each batch it relays.
+        once a sample state was announced; `after_forward` runs on the executor thread after each batch it relays;
+        `schedule_payload` travels with every schedule.
         """
         self.dist, self.stage = dist, stage
         self.reentry_s = reentry_s
         self.late, self.after_forward = late, after_forward
+        self._schedule_payload = schedule_payload
 
         self.num_micro_batches = max(dist.pp_size, self.MIN_ASYNC_MICRO_BATCH_NUM)
         self.send_handles: list[Any] = [None] * self.num_micro_batches
@@ -76,7 +79,7 @@ class HostExecutor:
 
         self.parked_s: list[float] = []  # by sample state received: from both sides posted to complete
         self.payload_bytes = 0  # of the last sample state received
-        self.wrong = 0  # sample states received that are not what was sent
+        self.wrong = 0  # sample states and schedules received that are not what was sent
         self.steps = 0
 
         self.worker_started = False
@@ -139,6 +142,8 @@ class HostExecutor:
         while requests := self._pp_schedule_and_propagate(microbatch_id):
             self._before_forward(microbatch_id)
             host = self.stage.forward(requests)
+            while not self.stage.taken(self.reentry_s):
+                self.dist.touch()
             for request in requests:
                 request.computed += 1 if request.computed else len(request.prompt)
             self.steps += 1
@@ -156,12 +161,13 @@ class HostExecutor:
         """Agree with all ranks on the next batch; an empty one is the order to stop."""
         if self.dist.is_first_pp_rank:
             self._executed_batch_num = self._fetch_executed_batches()
-            scheduled = self._scheduler.schedule()
+            scheduled = self._scheduler.schedule(self._schedule_payload)
             scheduled.relays = self._relays
         else:
             self._await_activation()
             scheduled = self.dist.recv_object(self.dist.prev_pp_rank, PPCommTag.SCHEDULE_RESULT)
             self._relays = scheduled.relays
+            self.wrong += scheduled.payload != self._schedule_payload
             for request in scheduled.new_requests:
                 self.active_requests[request.request_id] = request
         self._last_of_queue = scheduled.last_of_queue

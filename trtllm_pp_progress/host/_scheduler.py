@@ -31,8 +31,8 @@ class Scheduler:
             self._new.append(Request(request.request_id, request.prompt, request.max_tokens))
             self.ready.append(request)
 
-    def schedule(self) -> Scheduled:
+    def schedule(self, payload: bytes = b"") -> Scheduled:
         """Return the next batch, and with it the requests that the other ranks have not heard of."""
         batch = [self.ready.popleft() for _ in range(min(self._max_batch_size, len(self.ready)))]
         new, self._new = self._new, []
-        return Scheduled([request.request_id for request in batch], new, last_of_queue=not self.ready)
+        return Scheduled([request.request_id for request in batch], new, not self.ready, payload=payload)

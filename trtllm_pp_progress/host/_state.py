@@ -59,6 +59,7 @@ class Scheduled:
     new_requests: list[Request]
     last_of_queue: bool = False  # no other batch can be scheduled before this one is handled
     relays: int = 0  # batches that the executor thread of every rank relays before this one
+    payload: bytes = b""  # stands for what makes upstream's schedule large
 
 
 @dataclass
@@ -77,6 +78,9 @@ class Stage(Protocol):
 
     def forward(self, requests: Sequence[Request]) -> Host | None:
         """Run a batch and send the activation on, or sample on the last rank; an empty batch is passed on as such."""
+
+    def taken(self, timeout: float | None) -> bool:
+        """Wait outside MPI until the next rank takes the activation, at most `timeout` seconds, where that matters."""
 
     def check(self, host: Host) -> int:
         """Return how many payloads of a received sample state are wrong."""
