@@ -13,7 +13,7 @@ from typing import Any
 
 import wrapt
 
-from trtllm_pp_progress._compat import Compatibility, recognise
+from trtllm_pp_progress._compat import Compatibility, examine, recognise
 from trtllm_pp_progress._messages import be_heard
 from trtllm_pp_progress._mixin import engine_of, grafts
 from trtllm_pp_progress._patch import Patch
@@ -137,7 +137,7 @@ def installed(target: type | None = None) -> bool:
 
 
 def status() -> dict[str, Any]:
-    """Return what is installed where, why not, the settings, and every living executor's counters."""
+    """Return what is installed where, why not, the settings, and every living executor's verdict and counters."""
     with _lock:
         return {
             "installed": [
@@ -146,7 +146,11 @@ def status() -> dict[str, Any]:
                     "era": record.compatibility.era,
                     "reason": record.compatibility.reason,
                     "settings": asdict(record.settings),
-                    "executors": [engine.status() for e in list(record.executors) if (engine := engine_of(e))],
+                    "executors": [
+                        {"verdict": asdict(examine(executor, record.compatibility))} | engine.status()
+                        for executor in list(record.executors)
+                        if (engine := engine_of(executor))
+                    ],
                 }
                 for cls, record in _installed.items()
             ],

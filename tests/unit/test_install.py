@@ -468,6 +468,7 @@ def test_status_lists_every_living_executor(cls):
     first.send_handles[0] = FakeRequest(0)
     executors = json.loads(json.dumps(package.status()))["installed"][0]["executors"]
     assert sorted(entry["tables"]["send_handles"]["posts"] for entry in executors) == [0, 1]
+    assert [entry["verdict"]["action"] for entry in executors] == ["patch", "patch"]
     del second
     gc.collect()
     assert len(package.status()["installed"][0]["executors"]) == 1
