@@ -33,6 +33,15 @@ def pytest_generate_tests(metafunc: Any) -> None:
         metafunc.parametrize("perf_case", cases, ids=cases)
 
 
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """A case has its own deadline, and a library's warning does not fail it."""
+    for item in items:
+        if "perf_case" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.filterwarnings("default"))
+            if config.pluginmanager.hasplugin("timeout"):
+                item.add_marker(pytest.mark.timeout(0))
+
+
 @pytest.fixture
 def perf_arguments(request: Any) -> list[str]:
     """Return the command line that says the same."""

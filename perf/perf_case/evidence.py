@@ -190,6 +190,7 @@ def _shown(run: Run, found: dict[int, list[dict[str, Any]]], steps: list[int]) -
         {
             "step": step,
             "forward": [ms(rank.spans[step][:2]) for rank in run.ranks],
+            "host": [ms(rank.notes.host[step]) for rank in run.ranks],
             "hops": [
                 {name: value if name == "from" else ms(value) for name, value in hop.items()} for hop in found[step]
             ],

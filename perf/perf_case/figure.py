@@ -14,12 +14,22 @@ from typing import Any
 __all__ = ["draw", "example", "text", "trace"]
 
 WIDTH = 100  # characters of a text timeline
-COLOURS = {"compute": "#4269d0", "next": "#b9c8ee", "parked": "#d9483b", "wire": "#3ca951"}
+COLOURS = {"host": "#9a9a9a", "compute": "#4269d0", "next": "#b9c8ee", "parked": "#d9483b", "wire": "#3ca951"}
 WORDS = {
+    "host": "host: schedule to launch",
     "compute": "forward",
     "next": "forward of the next step",
     "parked": "sample state parked",
     "wire": "sample state moving",
+}
+
+
+LANES = {
+    "host": (-0.36, 0.1),
+    "compute": (-0.1, 0.36),
+    "next": (-0.1, 0.36),
+    "parked": (0.27, 0.22),
+    "wire": (0.27, 0.22),
 }
 
 
@@ -45,8 +55,10 @@ def _bars(run: Mapping[str, Any]) -> tuple[list[tuple[int, str, float, float]], 
     bars = [(rank, "compute", a - zero, b - zero) for rank, (a, b) in enumerate(step["forward"])]
     for hop in step["hops"]:
         bars += [(hop["from"], kind, a - zero, b - zero) for kind in ("parked", "wire") for a, b in hop[kind]]
+    bars += [(rank, "host", a - zero, b - zero) for rank, (a, b) in enumerate(step["host"])]
     if after is not None:
         bars += [(rank, "next", a - zero, b - zero) for rank, (a, b) in enumerate(after["forward"])]
+        bars += [(rank, "host", a - zero, b - zero) for rank, (a, b) in enumerate(after["host"])]
     return bars, max(max(hop["received"] for hop in step["hops"]) - zero, step["forward"][-1][1] - zero)
 
 
@@ -98,14 +110,14 @@ def draw(title: str, runs: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         step, after = example(run)
         zero = _start(step)
         for rank, kind, begin, end in bars:
-            centre, thick = (rank - 0.16, 0.42) if kind in ("compute", "next") else (rank + 0.24, 0.24)
-            panel.barh(centre, end - begin, left=begin, height=thick, color=COLOURS[kind], linewidth=0)
+            centre, thick = LANES[kind]
+            panel.barh(rank + centre, end - begin, left=begin, height=thick, color=COLOURS[kind], linewidth=0)
         for hop in step["hops"]:
             receiver, at = (hop["from"] + 1) % ranks, hop["received"] - zero
             panel.annotate(
                 "",
-                (at, receiver + (-0.38 if receiver > hop["from"] else 0.38)),
-                (at, hop["from"] + 0.24),
+                (at, receiver + (-0.4 if receiver > hop["from"] else 0.4)),
+                (at, hop["from"] + 0.27),
                 arrowprops={"arrowstyle": "-|>", "color": "#555555", "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0},
             )
         if after is not None:
@@ -119,7 +131,7 @@ def draw(title: str, runs: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         )
         panel.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
         panel.set_ylim(ranks - 0.4, -0.6)
-        panel.set_xlim(0, until)
+        panel.set_xlim(min(0.0, *(begin for _, kind, begin, _ in bars if kind == "host")), until)
         panel.grid(axis="x", color="#e4e4e4", linewidth=0.6)
         panel.set_axisbelow(True)
         for side in ("top", "right", "left"):
@@ -159,6 +171,8 @@ def trace(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             number = step["step"]
             for rank, (begin, end) in enumerate(step["forward"]):
                 span(order * 100 + rank, "forward", f"step {number}", begin, end, step=number)
+            for rank, (begin, end) in enumerate(step["host"]):
+                span(order * 100 + rank, "executor", f"schedule to launch, step {number}", begin, end, step=number)
             for hop in step["hops"]:
                 sender, receiver = hop["from"], (hop["from"] + 1) % ranks
                 here, there = order * 100 + sender, order * 100 + receiver
@@ -176,4 +190,4 @@ def trace(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-TRACKS = ("forward", "send", "progress", "receive")
+TRACKS = ("executor", "forward", "send", "progress", "receive")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed
 
 from trtllm_pp_progress.host import connect_pipeline
 
@@ -170,7 +171,9 @@ class _Nccl:
         torch.distributed.recv(rows, self._peer)
 
     def close(self) -> None:
-        """Do nothing: the group belongs to the process."""
+        """End the process group, once."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def connect(

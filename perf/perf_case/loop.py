@@ -55,8 +55,10 @@ class UpstreamLoop(HostExecutor):
         slot = 0
         while (requests := self._schedule(slot)) is not None:
             if requests:
+                begun = time.monotonic()
                 _work(self.host_work_s)
                 self.stage.launch(requests)  # type: ignore[attr-defined]
+                dist.notes.host[self.steps] = (begun, time.monotonic())
                 for request in requests:
                     request.computed += 1 if request.computed else len(request.prompt)
                 self.steps += 1

@@ -20,9 +20,11 @@ class Notes:
     """Monotonic seconds of one rank, by step: a step is a batch, numbered alike on all ranks.
 
     `posted` is when the relay called isend, `receiving` when its receive began, `received` when that was complete.
-    `inside` are the spans, of any thread, in which MPI calls could make this rank's sends progress.
+    `inside` are the spans, of any thread, in which MPI calls could make this rank's sends progress. `host` is the
+    executor's work for a batch: from its schedule to its launch.
     """
 
+    host: dict[int, Span] = field(default_factory=dict)
     posted: dict[int, float] = field(default_factory=dict)
     receiving: dict[int, float] = field(default_factory=dict)
     received: dict[int, float] = field(default_factory=dict)

@@ -181,6 +181,7 @@ def made_up(policy="regressed", tokens_per_s=100.0):
         start = step * PERIOD
         for rank in range(4):
             spans[rank][step] = (start + rank * 1e-3, start + rank * 1e-3 + 1e-3, True)
+            notes[rank].host[step] = (start - 0.5e-3, start)
         at = start + 4e-3
         for sender, receiver, parked, wire in ((3, 0, 0.0, 1e-3), (0, 1, 1e-3, 0.5e-3), (1, 2, 1e-3, 0.5e-3)):
             notes[sender].posted[step] = at
