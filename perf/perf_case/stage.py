@@ -10,7 +10,6 @@ from __future__ import annotations
 import queue
 import random
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from perf_case.device import device_for
 from perf_case.links import Link
 from perf_case.model import StaticModel
 from trtllm_pp_progress.host import Host, Request
@@ -39,7 +39,7 @@ class _Work:
     ids: list[int]
     done: threading.Event
     tokens: torch.Tensor | None = None
-    event: Any = None
+    arrived: Callable[[], object] | None = None  # waits for the tokens to be on the host
     error: BaseException | None = None
 
     @property
@@ -62,18 +62,11 @@ class CaseStage:
         self.model = model
         self._before, self._after, self._slots = before, after, slots
         self._payloads = [random.Random(seed).randbytes(payload_bytes) for seed in range(VARIANTS)]
-        self._cuda = model.device.type == "cuda"
+        self._device = device_for(model.device)
         self._inline = all(link is None or type(link).__name__ == "_Nccl" for link in (before, after))
         self._todo: queue.Queue[_Work | None] = queue.Queue()
-        self._failed: BaseException | None = None
-        self._graphs: dict[tuple[int, int], Callable[[_Work], torch.Tensor | None]] = {}
-        if self._cuda:
-            self._stream = torch.cuda.Stream(model.device)
-            self._pool = torch.cuda.graph_pool_handle()
-            pinned: Any = dict(pin_memory=True)
-            self._ids = torch.zeros(STAGING, slots, dtype=torch.long, **pinned)
-            self._positions = torch.zeros(STAGING, slots, dtype=torch.long, **pinned)
-            self._tokens = torch.zeros(STAGING, slots, dtype=torch.long, **pinned)
+        self._captured: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._ids, self._positions, self._tokens = (self._device.staging(STAGING, slots) for _ in range(3))
         self.begin()
         if not self._inline:
             threading.Thread(target=self._device_loop, name="device", daemon=True).start()
@@ -85,12 +78,7 @@ class CaseStage:
         self._step = self._checked = 0
         self._in_flight: deque[_Work] = deque()
         self._timed: list[tuple[int, bool, Any, Any]] = []
-        if self._cuda:
-            with torch.cuda.stream(self._stream):
-                self._base = torch.cuda.Event(enable_timing=True)
-                self._base.record()
-            self._base.synchronize()
-        self._base_s = time.monotonic()
+        self._device.begin()
 
     # The executor's side
 
@@ -136,9 +124,9 @@ class CaseStage:
         work.done.wait()
         if work.error is not None:
             raise RuntimeError("the device thread failed") from work.error
-        if work.event is not None:
-            work.event.synchronize()
+        assert work.arrived is not None
         assert work.tokens is not None
+        work.arrived()
         return Host(work.tokens.tolist(), self._payloads[work.step % VARIANTS], work.step)
 
     def check(self, host: Host) -> int:
@@ -160,17 +148,9 @@ class CaseStage:
 
     def spans(self) -> dict[int, tuple[float, float, bool]]:
         """Return each batch's start and end, monotonic seconds, and whether it was a decode step, by step."""
-        if not self._cuda:
-            return {step: (begun, ended, decodes) for step, decodes, begun, ended in self._timed}
-        torch.cuda.synchronize(self.model.device)
-        return {
-            step: (
-                self._base_s + self._base.elapsed_time(begun) * 1e-3,
-                self._base_s + self._base.elapsed_time(ended) * 1e-3,
-                decodes,
-            )
-            for step, decodes, begun, ended in self._timed
-        }
+        steps, decodes, begun, ended = zip(*self._timed, strict=True) if self._timed else ((),) * 4
+        moments = zip(self._device.seconds(begun), self._device.seconds(ended), decodes, strict=True)
+        return dict(zip(steps, moments, strict=True))
 
     # The device's side
 
@@ -184,11 +164,7 @@ class CaseStage:
                 raise
 
     def _run(self, work: _Work) -> None:
-        if self._cuda:
-            torch.cuda.set_device(self.model.device)
-            with torch.cuda.stream(self._stream):
-                self._compute(work)
-        else:
+        with self._device.stream():
             self._compute(work)
         work.done.set()
 
@@ -197,29 +173,18 @@ class CaseStage:
         if self._before is not None:
             rows = torch.empty(sum(work.lengths), self.model.hidden, dtype=self.model.dtype, device=self.model.device)
             self._before.receive(rows)
-        begun = self._mark()
+        begun = self._device.mark()
         first, count = work.slots[0], len(work.slots)
         together = work.decodes and work.slots == list(range(first, first + count))
         output = self._replay(first, count, work, rows) if together else self._eagerly(work, rows)
-        ended = self._mark()
+        ended = self._device.mark()
         self._timed.append((work.step, work.decodes, begun, ended))
         if self._after is not None:
             self._after.send(output)
             return
-        if self._cuda:
-            work.tokens = self._tokens[work.step % STAGING, :count]
-            work.tokens.copy_(output, non_blocking=True)
-            work.event = torch.cuda.Event()
-            work.event.record()
-        else:
-            work.tokens = output
-
-    def _mark(self) -> Any:
-        if not self._cuda:
-            return time.monotonic()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        work.tokens = self._tokens[work.step % STAGING, :count]
+        work.tokens.copy_(output, non_blocking=True)
+        work.arrived = self._device.event()
 
     def _eagerly(self, work: _Work, rows: torch.Tensor | None) -> torch.Tensor:
         model, device = self.model, self.model.device
@@ -235,36 +200,28 @@ class CaseStage:
         return torch.cat(outputs)
 
     def _replay(self, first: int, count: int, work: _Work, rows: torch.Tensor | None) -> torch.Tensor:
-        """Run a decode step; on a GPU from a graph, which the first such step of these slots leaves behind."""
-        slots = slice(first, first + count)
-        if not self._cuda:
-            given = torch.tensor(work.ids) if rows is None else rows
-            return self.model.step(slots, torch.tensor(work.positions), given)
+        """Run a decode step from what the first such step of these slots has left behind: on a GPU, a graph."""
         place = work.step % STAGING
         self._positions[place, :count] = torch.tensor(work.positions)
         if rows is None:
             self._ids[place, :count] = torch.tensor(work.ids)
             rows = self._ids[place, :count]
-        if (first, count) not in self._graphs:
-            self._graphs[first, count] = self._captured(slots, count)
-        graph, positions, given, output = self._graphs[first, count]  # type: ignore[misc]
+        if (first, count) not in self._captured:
+            self._captured[first, count] = self._capture(slice(first, first + count), count)
+        replay, positions, given, output = self._captured[first, count]
         positions.copy_(self._positions[place, :count], non_blocking=True)
         given.copy_(rows, non_blocking=True)
-        graph.replay()
+        replay()
         return output  # type: ignore[no-any-return]
 
-    def _captured(self, slots: slice, count: int) -> Any:
+    def _capture(self, slots: slice, count: int) -> tuple[Any, ...]:
         model = self.model
         positions = torch.zeros(count, dtype=torch.long, device=model.device)
         shape, dtype = ((count,), torch.long) if model.first else ((count, model.hidden), model.dtype)
         given = torch.zeros(shape, dtype=dtype, device=model.device)
-        # What warming up writes at position 0 is put back: that place belongs to a prompt.
+        # What capturing writes at position 0 is put back: that place belongs to a prompt.
         kept = [(t, t[slots, :, 0].clone()) for layer in model.layers for t in (layer.keys, layer.values)]
-        model.step(slots, positions, given)
-        self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            output = model.step(slots, positions, given)
+        replay, output = self._device.capture(lambda: model.step(slots, positions, given))
         for tensor, rows in kept:
             tensor[slots, :, 0] = rows
-        return graph, positions, given, output
+        return replay, positions, given, output

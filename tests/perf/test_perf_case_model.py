@@ -1,5 +1,6 @@
 """The performance case's static stage against transformers' own generate, on a CPU in one process."""
 
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -191,3 +192,73 @@ def test_a_link_that_cannot_be_had_is_refused(kind, tells):
     """Before anything is connected."""
     with pytest.raises(links.LinkError, match=tells):
         links.connect(kind, None, 8, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """Return both ends of a shared link, which may be used from two threads."""
+    here, there = socket.socketpair()
+    path = tmp_path / "places"
+    path.touch()
+    ends = [links._Shared(end, str(path), 4, torch.float32, torch.device("cpu")) for end in (here, there)]
+    yield ends
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize("count", [1, links.PIECE, 3 * links.PIECE + 5, 2 * links.PLACES * links.PIECE + 1])
+def test_rows_arrive_as_they_were_sent(shared, count):
+    """One row, and more than all places hold: then the sender waits for the receiver."""
+    sender, receiver = shared
+    rows = torch.arange(count * 4, dtype=torch.float32).view(count, 4)
+    sending = threading.Thread(target=sender.send, args=(rows,), daemon=True)
+    sending.start()
+    if count > links.PLACES * links.PIECE:
+        sending.join(0.2)
+        assert sending.is_alive()
+    got = torch.empty_like(rows)
+    receiver.receive(got)
+    sending.join(30)
+    assert not sending.is_alive()
+    assert torch.equal(got, rows)
+
+
+def test_a_neighbour_that_has_gone_is_an_error(shared):
+    """For who waits for rows, and for who waits for a place."""
+    sender, receiver = shared
+    sender.close()
+    with pytest.raises(links.LinkError, match="has gone"):
+        receiver.receive(torch.empty(1, 4))
+
+
+def test_ipc_orders_the_streams_of_both_sides():
+    """A place is written once it was read, and read once it was written: by events, in this order, on each side."""
+    log = []
+
+    class Event:
+        def __init__(self, name):
+            self.name = name
+
+        def wait(self):
+            log.append(("wait", self.name))
+
+        def record(self):
+            log.append(("record", self.name))
+
+    here, there = socket.socketpair()
+    places = torch.zeros(links.PLACES, links.PIECE, 4)
+    full = [Event(f"full {i}") for i in range(links.PLACES)]
+    free = [Event(f"free {i}") for i in range(links.PLACES)]
+    sender, receiver = links._Ipc(here, places, full, free), links._Ipc(there, places, full, free)
+    rows, got = torch.rand(links.PLACES + 2, 4), torch.zeros(links.PLACES + 2, 4)
+    for i in range(len(rows)):
+        sender.send(rows[i : i + 1])
+        receiver.receive(got[i : i + 1])
+    assert torch.equal(rows, got)
+    assert log[:8] == [
+        ("wait", "free 0"), ("record", "full 0"), ("wait", "full 0"), ("record", "free 0"),
+        ("wait", "free 1"), ("record", "full 1"), ("wait", "full 1"), ("record", "free 1"),
+    ]  # fmt: skip
+    assert log[4 * links.PLACES :][:4] == log[:4]  # the first place again
+    sender.close()
+    receiver.close()
