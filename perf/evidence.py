@@ -16,7 +16,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where this file is imported, not started
 
-from perf_case.figure import draw, text, trace
+from perf_case.figure import draw, middle, text, trace
 
 BEFORE_AND_AFTER = "regressed,patched"
 
@@ -47,8 +47,7 @@ def chosen(written: dict[str, Any], policies: list[str]) -> dict[str, Any]:
     for policy in policies:
         if policy not in written["rows"]:
             raise click.ClickException(f"no policy {policy!r} in this result: it has {', '.join(written['rows'])}")
-        ordered = sorted(written["rows"][policy], key=lambda run: run["tokens_per_s"])
-        runs[policy] = ordered[len(ordered) // 2]
+        runs[policy] = middle(written["rows"][policy])
     return runs
 
 

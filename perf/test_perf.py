@@ -48,6 +48,7 @@ ON_CPU = {"model": "qwen3-random:tiny", "scale": 0.01, "requests": 2, "output": 
 @click.option(
     "--host-work-ms", type=click.FloatRange(0, 1000), help="PyExecutor's own Python in a step that has a batch."
 )
+@click.option("--hold-gil", is_flag=True, help="Keep the GIL throughout that work; else it is given up now and then.")
 @click.option(
     "--payload", default=65536, show_default=True, type=click.IntRange(0, 1 << 30), help="Sample state, bytes."
 )
@@ -129,6 +130,7 @@ def _as_rank(
     repeat: int,
     link: str,
     host_work_ms: float | None,
+    hold_gil: bool,
     payload: int,
     compare: int,
     check: str | None,
@@ -137,6 +139,7 @@ def _as_rank(
     import decoder
     import torch
     from perf_case import evidence, links
+    from perf_case.figure import middle
     from perf_case.measure import Load, groups, run
     from perf_case.model import StaticModel, generate
     from perf_case.report import print_result
@@ -185,7 +188,7 @@ def _as_rank(
     stage_model = StaticModel(spec, rank, size, slots=asked.concurrency, length=length, device=device, dtype=dtype)
     before, after = links.connect(link, comm, stage_model.hidden, stage_model.dtype, stage_model.device)
     stage = CaseStage(stage_model, before, after, payload, asked.concurrency)
-    load = Load(prompts, asked.output_len, asked.concurrency, batch, chosen["host_work_ms"] * 1e-3)
+    load = Load(prompts, asked.output_len, asked.concurrency, batch, chosen["host_work_ms"] * 1e-3, hold_gil)
 
     rows: dict[str, list[dict[str, Any]]] = {policy: [] for policy in policies}
     tokens: dict[str, list[list[list[int]]]] = {policy: [] for policy in policies}
@@ -199,6 +202,10 @@ def _as_rank(
     stage.close()
     failures: list[str] = []
     if rank == 0:
+        for runs in rows.values():
+            shown = middle(runs)
+            for row in runs:
+                row["shown"] = row["shown"] if row is shown else []  # one run a policy is looked at
         wrong = {policy: sum(row["wrong"] for row in runs) for policy, runs in rows.items()}
         failures = verdict.token_failures(tokens, expected, wrong)
         judged = verdict.threshold_failures(rows, kernels=gpu) if "flush" in rows else []
@@ -214,7 +221,7 @@ def _as_rank(
         written = {
             "schema": 1, "environment": described, "case": case.id, "run": asked.id, "scaled": reduced,
             "engine": engine, "model": spec.name, "pp": size, "link": link, "transport": transport, "batch": batch,
-            "host_work_ms": chosen["host_work_ms"], "payload_bytes": payload,
+            "host_work_ms": chosen["host_work_ms"], "hold_gil": hold_gil, "payload_bytes": payload,
             "compared_tokens": sum(map(len, expected)),
             "failures": failures, "judged": judged, "rows": rows,
         }  # fmt: skip

@@ -12,9 +12,10 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perf_case.measure import Run
+if TYPE_CHECKING:
+    from perf_case.measure import Run
 
 __all__ = ["hops", "overlap", "subtract", "summarise", "union"]
 
@@ -177,8 +178,8 @@ def _q(ordered: Sequence[float], quantile: float) -> float:
 
 
 def _shown(run: Run, found: dict[int, list[dict[str, Any]]], steps: list[int]) -> list[dict[str, Any]]:
-    middle = len(steps) // 2
-    chosen = steps[max(0, middle - SHOWN // 2) : middle + SHOWN // 2]
+    centre = len(steps) // 2
+    chosen = steps[max(0, centre - SHOWN // 2) : centre + SHOWN // 2]
     zero = run.ranks[0].spans[chosen[0]][0]
 
     def ms(value: Any) -> Any:

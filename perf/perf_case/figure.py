@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw", "example", "text", "trace"]
+__all__ = ["draw", "example", "middle", "text", "trace"]
 
 WIDTH = 100  # characters of a text timeline
 COLOURS = {"host": "#9a9a9a", "compute": "#4269d0", "next": "#b9c8ee", "parked": "#d9483b", "wire": "#3ca951"}
@@ -31,6 +31,11 @@ LANES = {
     "parked": (0.27, 0.22),
     "wire": (0.27, 0.22),
 }
+
+
+def middle(runs: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the run of middle speed: the one that stands for its policy in tables and pictures."""
+    return sorted(runs, key=lambda run: run["tokens_per_s"])[len(runs) // 2]
 
 
 def example(run: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:

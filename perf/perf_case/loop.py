@@ -22,6 +22,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from perf_case.record import RecordedDist
 from trtllm_pp_progress.host import POLICIES, BatchStatePP, HostExecutor, PPCommTag, Request, SampleState
 
@@ -34,12 +36,13 @@ POLICY_NAMES = ("regressed", "flush", "oneshot", "iprobe", PATCHED)  # `inline` 
 class UpstreamLoop(HostExecutor):
     """HostExecutor with upstream's iterations; its stage also has launch() and sampled(), see `perf_case.stage`.
 
-    Set `host_work_s` before start_worker(). An executor or relay thread that fails ends the process group through
+    Set `host_work_s` and `hold_gil` before start_worker(). A thread that fails ends the process group through
     threading.excepthook, which `perf_case.measure` sets.
     """
 
     dist: RecordedDist
     host_work_s = 0.0
+    hold_gil = False
 
     def enqueue_requests(self, requests: Iterable[Request]) -> None:
         """Hand requests to rank 0's executor thread, all at once: which batch they form must not be a race."""
@@ -56,7 +59,7 @@ class UpstreamLoop(HostExecutor):
         while (requests := self._schedule(slot)) is not None:
             if requests:
                 begun = time.monotonic()
-                _work(self.host_work_s)
+                _work(self.host_work_s, self.hold_gil)
                 self.stage.launch(requests)  # type: ignore[attr-defined]
                 dist.notes.host[self.steps] = (begun, time.monotonic())
                 for request in requests:
@@ -108,11 +111,15 @@ class UpstreamLoop(HostExecutor):
                 super().wait_on_pp_send_handles(send_handles, microbatch_id)
 
 
-def _work(seconds: float) -> None:
-    """Keep the CPU and the GIL, as Python code does."""
-    until = time.monotonic() + seconds
+def _work(seconds: float, hold_gil: bool) -> None:
+    """Keep the CPU busy with small torch operations, as making inputs does: each gives the GIL up for a moment.
+
+    With `hold_gil` nobody else gets it meanwhile, as in a long stretch of plain Python.
+    """
+    row, until = torch.zeros(64), time.monotonic() + seconds
     while time.monotonic() < until:
-        pass
+        if not hold_gil:
+            row += 1
 
 
 class _Oneshot(UpstreamLoop, POLICIES["oneshot"]):  # type: ignore[misc]

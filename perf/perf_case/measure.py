@@ -31,6 +31,7 @@ class Load:
     in_flight: int
     batch: int
     host_work_s: float = 0.0
+    hold_gil: bool = False
     deadline_s: float = 300.0
 
 
@@ -94,7 +95,7 @@ def run(comm: Any, policy: str, stage: Any, load: Load) -> Run | None:
             max_batch_size=load.batch,
             after_forward=lambda: cpu.append((time.monotonic(), time.process_time())),
         )
-        executor.host_work_s = load.host_work_s
+        executor.host_work_s, executor.hold_gil = load.host_work_s, load.hold_gil
         comm.Barrier()
         executor.start_worker()
         record_drives(executor)

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from decoder.layers import DTYPES, family
 from decoder.spec import ModelError, Spec, cut
 from decoder.weights import open_weights
 
 __all__ = ["StaticModel", "generate"]
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CHUNKS = 16  # pieces of the cache that attention sums separately: one piece would keep one multiprocessor busy
 
 
@@ -49,11 +49,10 @@ class StaticModel:
         self.device, self.dtype = torch.device(device), DTYPES[dtype]
         self.first, self.last = stage == 0, stage == stages - 1
         self.length = -(-length // (8 * CHUNKS)) * 8 * CHUNKS
-        config, classes = family(spec)
-        self.hidden = int(config.hidden_size)
-        self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-        self.head_dim, self.eps = int(config.head_dim), float(config.rms_norm_eps)
-        intermediate = int(config.intermediate_size)
+        config = spec.config
+        self.hidden, intermediate = int(config["hidden_size"]), int(config["intermediate_size"])
+        self.heads, self.kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
+        self.head_dim, self.eps = int(config.get("head_dim") or 128), float(config.get("rms_norm_eps", 1e-6))
         weights = open_weights(spec)
 
         def get(name: str, *shape: int) -> torch.Tensor:
@@ -78,15 +77,15 @@ class StaticModel:
 
         self.layers = [layer(f"model.layers.{index}.") for index in cut(spec, stages)[stage]]
         table = "model.embed_tokens.weight"
-        head = table if config.tie_word_embeddings else "lm_head.weight"
+        head = table if config.get("tie_word_embeddings", False) else "lm_head.weight"
         self.embed = get(table, spec.vocabulary, self.hidden) if self.first else None
         self.norm = get("model.norm.weight", self.hidden) if self.last else None
         self.head = get(head, spec.vocabulary, self.hidden) if self.last else None
-        places = torch.arange(self.length)[None]
-        cos, sin = classes["RotaryEmbedding"](config)(torch.empty(0), places)
-        sin = torch.cat([-sin[..., : self.head_dim // 2], sin[..., self.head_dim // 2 :]], dim=-1)
-        self.cos, self.sin = (t[0].to(self.device, self.dtype) for t in (cos, sin))
-        self.places = places.to(self.device)
+        self.places = torch.arange(self.length, device=self.device)[None]
+        powers = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
+        angles = torch.outer(torch.arange(self.length, dtype=torch.float32), 1 / _theta(spec) ** powers)
+        self.cos = torch.cat([angles.cos(), angles.cos()], dim=-1).to(self.device, self.dtype)
+        self.sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).to(self.device, self.dtype)
 
     def _cache(self, slots: int) -> torch.Tensor:
         return torch.zeros(slots, self.kv_heads, self.length, self.head_dim, device=self.device, dtype=self.dtype)
@@ -161,6 +160,15 @@ class StaticModel:
         assert self.head is not None
         assert self.norm is not None
         return F.linear(F.rms_norm(hidden, (self.hidden,), self.norm, self.eps), self.head).argmax(-1)
+
+
+def _theta(spec: Spec) -> float:
+    """Return the base of the rotary embedding, wherever this age of checkpoint has it; ModelError for another kind."""
+    rope = spec.config.get("rope_parameters") or spec.config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ModelError(f"model {spec.name!r} has rope type {kind!r}: the perf case runs default")
+    return float(rope.get("rope_theta", spec.config.get("rope_theta", 10_000.0)))
 
 
 def generate(

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from perf_case import verdict
-from perf_case.figure import text
+from perf_case.figure import middle, text
 from trtllm_pp_progress.bench._report import console
 
 __all__ = ["print_result"]
@@ -23,10 +23,11 @@ def print_result(written: dict[str, Any]) -> None:
     out.print(
         f"# {written['engine']}, {written['model']}, PP{written['pp']}, link {written['link']}, batches of "
         f"{written['batch']}, {written['payload_bytes']:,} bytes, host work {written['host_work_ms']:g} ms"
+        + (" holding the GIL" if written["hold_gil"] else "")
     )
     out.print(_rates(written["rows"]))
     out.print(_shares(written["rows"]))
-    shown = {name: _middle(written["rows"][name]) for name in ("regressed", "patched") if written["rows"].get(name)}
+    shown = {name: middle(written["rows"][name]) for name in ("regressed", "patched") if written["rows"].get(name)}
     if shown:
         out.print(text("one step of the ring", shown))
     for line in written["judged"]:
@@ -36,10 +37,6 @@ def print_result(written: dict[str, Any]) -> None:
         out.print(f"FAILED: {line}")
     if not written["failures"]:
         out.print(f"PASSED; {written['compared_tokens']} tokens are those of the unsplit model")
-
-
-def _middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    return sorted(runs, key=lambda run: run["tokens_per_s"])[len(runs) // 2]
 
 
 def _rates(rows: dict[str, list[dict[str, Any]]]) -> Table:
@@ -89,7 +86,7 @@ def _shares(rows: dict[str, list[dict[str, Any]]]) -> Table:
     ):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for policy, runs in rows.items():
-        run = _middle(runs)
+        run = middle(runs)
         table.add_row(
             policy,
             *(f"{run['shares'][part]:.1%}" for part in ("compute", "parked", "wire", "idle")),

@@ -3,6 +3,7 @@
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ def test_another_family_is_refused(tmp_path):
     ).save_pretrained(tmp_path)  # fmt: skip
     with pytest.raises(decoder.ModelError, match="is of type 'llama': the perf case runs qwen3"):
         generate(decoder.resolve(str(tmp_path)), PROMPTS, 1)
+
+
+def test_another_rotary_embedding_is_refused():
+    """It would give other tokens."""
+    config = {**TINY.config, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+    with pytest.raises(decoder.ModelError, match="rope type 'yarn'"):
+        generate(replace(TINY, config=config), PROMPTS, 1)
 
 
 class Direct:

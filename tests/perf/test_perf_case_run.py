@@ -33,12 +33,14 @@ def test_every_relay_gives_the_unsplit_models_tokens(tmp_path, concurrency, pp):
     result = tmp_path / "result.json"
     case = CASE.format(concurrency, pp, pp)
     options = ["--engine", "host-cpu", "--output", 12, "--scale", 0.003, "--host-work-ms", 0.5, "--json", result]
-    rc, output = start(pp, 150, "perf/test_perf.py", case, *options)
+    policies = "regressed,flush,oneshot,iprobe,patched" if concurrency == 1 else "regressed,flush,patched"
+    options += ["--policies", policies]
+    rc, output = start(pp, 160, "perf/test_perf.py", case, *options)
     assert rc == 0, output
     written = json.loads(result.read_text())
     assert written["failures"] == []
     assert written["compared_tokens"] == 12 * written["batch"]
-    assert set(written["rows"]) == {"regressed", "flush", "oneshot", "iprobe", "patched"}
+    assert list(written["rows"]) == policies.split(",")
     assert "input 24 instead of 8000" in written["scaled"]
     assert "input 24 instead of 8000" in output
     for runs in written["rows"].values():
@@ -53,7 +55,7 @@ def test_every_relay_gives_the_unsplit_models_tokens(tmp_path, concurrency, pp):
 @pytest.mark.timeout(180)
 def test_it_runs_under_pytest_and_a_wrong_stage_fails_it(tmp_path):
     """Negative control: with one rank's weights from another seed, every rank's test fails, and says why."""
-    script = tmp_path / "conftest.py"
+    script = tmp_path / "planted.py"
     script.write_text(
         "import os, sys\n"
         f"sys.path.insert(0, {str(ROOT / 'perf')!r})\n"
@@ -63,9 +65,10 @@ def test_it_runs_under_pytest_and_a_wrong_stage_fails_it(tmp_path):
         "    weights.RandomWeights.__init__ = lambda self, seed: original(self, seed + 1)\n"
     )
     options = ["--perf-engine", "host-cpu", "--perf-output", "12", "--perf-scale", "0.003", "--perf-policies", "flush"]
-    line = ["-m", "pytest", "-q", "-p", "conftest", "--perf-case", CASE.format(1, 2, 2), *options, "perf/test_perf.py"]
+    line = ["-m", "pytest", "-q", "--perf-case", CASE.format(1, 2, 2), *options, "perf/test_perf.py"]
     rc, output = start(2, 120, *line)
     assert rc == 0, output
+    line[2:2] = ["-p", "planted"]
     rc, output = start(2, 120, *line, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
     assert rc not in (0, KILLED), output
     assert "flush: tokens are not the unsplit model's" in output
