@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "qwen3_0.6b-bench-pytorch-bfloat16-maxbs:512-maxnt:2048-input_output_len:8000,1000-reqs:256-con:{}-pp:{}-gpus:{}"
 KILLED = 124
+LIMIT_S = 240  # only a fault makes a job reach it
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 
 
@@ -26,7 +27,7 @@ def start(ranks, deadline, *arguments, **environment):
     return done.returncode, done.stdout
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("concurrency", "pp"), [(1, 4), (4, 2)])
 def test_every_relay_gives_the_unsplit_models_tokens(tmp_path, concurrency, pp):
     """One request at a time and batches in flight together; each run leaves what its pictures are made of."""
@@ -35,7 +36,7 @@ def test_every_relay_gives_the_unsplit_models_tokens(tmp_path, concurrency, pp):
     options = ["--engine", "host-cpu", "--output", 12, "--scale", 0.003, "--host-work-ms", 0.5, "--json", result]
     policies = "regressed,flush,oneshot,iprobe,patched" if concurrency == 1 else "regressed,flush,patched"
     options += ["--policies", policies]
-    rc, output = start(pp, 160, "perf/test_perf.py", case, *options)
+    rc, output = start(pp, LIMIT_S, "perf/test_perf.py", case, *options)
     assert rc == 0, output
     written = json.loads(result.read_text())
     assert written["failures"] == []
@@ -52,7 +53,7 @@ def test_every_relay_gives_the_unsplit_models_tokens(tmp_path, concurrency, pp):
     assert "one step of the ring" in output
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_it_runs_under_pytest_and_a_wrong_stage_fails_it(tmp_path):
     """Negative control: with one rank's weights from another seed, every rank's test fails, and says why."""
     script = tmp_path / "planted.py"
@@ -65,16 +66,26 @@ def test_it_runs_under_pytest_and_a_wrong_stage_fails_it(tmp_path):
         "    weights.RandomWeights.__init__ = lambda self, seed: original(self, seed + 1)\n"
     )
     options = ["--perf-engine", "host-cpu", "--perf-output", "12", "--perf-scale", "0.003", "--perf-policies", "flush"]
-    line = ["-m", "pytest", "-q", "--perf-case", CASE.format(1, 2, 2), *options, "perf/test_perf.py"]
-    rc, output = start(2, 120, *line)
+    line = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:hypothesispytest",
+        "--perf-case",
+        CASE.format(1, 2, 2),
+        *options,
+        "perf/test_perf.py",
+    ]
+    rc, output = start(2, LIMIT_S, *line)
     assert rc == 0, output
     line[2:2] = ["-p", "planted"]
-    rc, output = start(2, 120, *line, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    rc, output = start(2, LIMIT_S, *line, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
     assert rc not in (0, KILLED), output
     assert "flush: tokens are not the unsplit model's" in output
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("where", ["sampled", "launch", "check"])
 def test_a_failing_rank_ends_the_run_for_all(tmp_path, where):
     """An error on one rank, on the executor's or the relay's way, is shown, and nobody waits for that rank."""
@@ -92,12 +103,12 @@ def test_a_failing_rank_ends_the_run_for_all(tmp_path, where):
         "test_perf.run_command(test_perf.main)\n"
     )
     options = ["--engine", "host-cpu", "--output", 12, "--scale", 0.003, "--policies", "flush,patched"]
-    rc, output = start(2, 60, script, CASE.format(1, 2, 2), *options)
+    rc, output = start(2, LIMIT_S, script, CASE.format(1, 2, 2), *options)
     assert rc not in (0, KILLED), output
     assert "planted" in output
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_rank_that_never_answers_is_ended_by_the_deadline(tmp_path):
     """Control for the test above: without an error only the deadline helps, and it shows where each thread was."""
     script = tmp_path / "stuck.py"
@@ -111,12 +122,12 @@ def test_a_rank_that_never_answers_is_ended_by_the_deadline(tmp_path):
         "test_perf.run_command(test_perf.main)\n"
     )
     options = ["--engine", "host-cpu", "--output", 12, "--scale", 0.003, "--policies", "flush", "--timeout", 25]
-    rc, output = start(2, 90, script, CASE.format(1, 2, 2), *options)
+    rc, output = start(2, LIMIT_S, script, CASE.format(1, 2, 2), *options)
     assert rc not in (0, KILLED), output
     assert "Timeout (0:00:25)" in output
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("arguments", "tells"),
     [
@@ -129,7 +140,7 @@ def test_bad_input_is_one_line(arguments, tells):
     """And starts no rank."""
     done = subprocess.run(
         [sys.executable, ROOT / "perf" / "test_perf.py", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=50, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert tells in done.stdout
