@@ -6,6 +6,7 @@ All three are made from a result's JSON, on any machine; only the picture needs 
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -143,7 +144,7 @@ def draw(title: str, runs: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             panel.spines[side].set_visible(False)
         panel.tick_params(axis="y", length=0)
     panels[-1, 0].set_xlabel("ms since rank 0 began the step; dashed: rank 0 begins the next one")
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    figure.suptitle(textwrap.fill(title, 130), fontsize=11, x=0.01, ha="left")
     handles = [Patch(color=COLOURS[kind], label=WORDS[kind]) for kind in COLOURS]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     figure.savefig(path, dpi=130)
@@ -192,6 +193,10 @@ def trace(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                 events.append({"ph": "s", **flow, **at})
                 at = {"ts": round(hop["received"] * 1e3, 3), "pid": there, "tid": TRACKS.index("receive")}
                 events.append({"ph": "f", "bp": "e", **flow, **at})
+    earliest = min(event["ts"] for event in events if "ts" in event)
+    for event in events:
+        if "ts" in event:
+            event["ts"] = round(event["ts"] - earliest, 3)
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 

@@ -263,6 +263,7 @@ def test_the_picture_and_the_trace_are_written(written, tmp_path):
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert {event["ph"] for event in events} == {"X", "M", "s", "f"}
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+    assert min(event["ts"] for event in events if "ts" in event) == 0
     flows = {kind: sorted(event["id"] for event in events if event["ph"] == kind) for kind in "sf"}
     assert flows["s"] == flows["f"]
     assert len(flows["s"]) == len(set(flows["s"])) == 2 * 3 * STEPS
