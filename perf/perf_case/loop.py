@@ -18,8 +18,10 @@ and #13267.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -104,11 +106,21 @@ class UpstreamLoop(HostExecutor):
             self._executed_batch_num = len(batches)
         self._propagate_executed_batch_num(slot)  # the others handle theirs in it
 
+    def start_worker(self) -> None:
+        """Start both threads."""
+        self.relaying = threading.Lock()
+        super().start_worker()
+
     def wait_on_pp_send_handles(self, send_handles: list[Any], microbatch_id: int) -> None:
-        """Block until a slot's send is complete; the time in it is recorded."""
-        if send_handles[microbatch_id] is not None:
-            with self.dist.inside():
-                super().wait_on_pp_send_handles(send_handles, microbatch_id)
+        """Block until a slot's send is complete; the time in it is recorded.
+
+        The relay thread's flush and the executor thread's cleanup may come to one request together, which MPI does not
+        allow and which ends the process; here they take turns.
+        """
+        if send_handles[microbatch_id] is None:
+            return
+        with self.relaying if send_handles is self.send_handles else nullcontext(), self.dist.inside():
+            super().wait_on_pp_send_handles(send_handles, microbatch_id)
 
 
 def _work(seconds: float, hold_gil: bool) -> None:
@@ -127,7 +139,7 @@ class _Oneshot(UpstreamLoop, POLICIES["oneshot"]):  # type: ignore[misc]
 
     def progress_pp_send_handles(self, *arguments: Any, **named: Any) -> None:
         """Test one slot's send, at most 64 times."""
-        with self.dist.inside():
+        with self.relaying, self.dist.inside():
             super().progress_pp_send_handles(*arguments, **named)
 
 

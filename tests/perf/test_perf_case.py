@@ -3,7 +3,10 @@
 import gzip
 import json
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +18,7 @@ from click.testing import CliRunner  # noqa: E402
 from perf_case import engines, figure, trtllm, verdict  # noqa: E402
 from perf_case.case import FORM, PUBLISHED, CaseError, parse, scaled  # noqa: E402
 from perf_case.evidence import hops, overlap, subtract, summarise, union  # noqa: E402
+from perf_case.loop import UpstreamLoop  # noqa: E402
 from perf_case.measure import RankNotes, Run, groups  # noqa: E402
 from perf_case.record import Notes  # noqa: E402
 
@@ -347,3 +351,31 @@ def test_both_variants_are_run_through_a_stand_in(tmp_path, monkeypatch, code):
     else:
         found = trtllm.run(parse(PUBLISHED), tmp_path, None, 2, 30)
         assert found == {"regressed": [{"tokens_per_s": 100.0}] * 2, "patched": [{"tokens_per_s": 101.0}] * 2}
+
+
+def test_two_threads_never_wait_on_one_request_together():
+    """The relay's flush and the executor's cleanup meet at one slot: the second finds it clear."""
+    waits, entered, leave = [], threading.Event(), threading.Event()
+
+    class Request:
+        def wait(self):
+            waits.append(threading.current_thread().name)
+            entered.set()
+            assert leave.wait(30)
+
+    executor = object.__new__(UpstreamLoop)
+    executor.dist = SimpleNamespace(inside=nullcontext)
+    executor.send_handles, executor.relaying = [Request()], threading.Lock()
+    threads = [
+        threading.Thread(target=executor.wait_on_pp_send_handles, args=(executor.send_handles, 0), name=name)
+        for name in ("relay", "executor")
+    ]
+    threads[0].start()
+    assert entered.wait(30)
+    threads[1].start()
+    threads[1].join(0.1)  # time enough to make the mistake
+    leave.set()
+    for thread in threads:
+        thread.join(30)
+    assert waits == ["relay"]
+    assert executor.send_handles == [None]
