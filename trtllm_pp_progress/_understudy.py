@@ -21,8 +21,8 @@ from typing import Any
 
 __all__ = ["PERIOD_S", "SILENCE_S", "Probe", "Understudy", "UnderstudyUnavailable", "guard_exits", "private_comm"]
 
-SILENCE_S = 1e-3
-CROWDED_SILENCE_S = 4e-3  # where threads share cores, a look every millisecond takes 2 % from the ring
+SILENCE_S = 200e-6  # an executor that runs Python for so long keeps the relay from driving
+CROWDED_SILENCE_S = 4e-3  # where threads share cores, a look every millisecond takes some 5 % from the ring
 PERIOD_S = 400e-6
 EXIT_TIMEOUT_S = 2.0  # MPI_Iprobe takes microseconds; a thread still inside after this is stuck, and exit goes on
 VERSION = 1  # of the struct in understudy.c
