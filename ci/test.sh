@@ -27,6 +27,9 @@ bash ci/tsan.sh
 step "a real model cut into stages"
 "$python" -m pytest tests/perf -q
 
+step "upstream's performance case, scaled for a CPU"
+PYTHON=$python ci/mpi.sh 4 180 -m pytest perf/test_perf.py -q --perf-engine host-cpu
+
 step "MPICH, 2 ranks"
 bash ci/setup.sh mpich
 PYTHON=.venv/mpich/bin/python ci/mpi.sh 2 300 -m pytest tests/mpi --with-mpi --np 2 -x -q
