@@ -162,7 +162,7 @@ def test_a_worker_that_would_be_patched_is_told_from_one_that_is(upstream, place
     after = doctor({**env, "TRTLLM_PP_PROGRESS": "1"}, 0, python=places.python)
     assert (before["verdict"], after["verdict"]) == ("affected", "cured")
     assert (before["tensorrt_llm"]["patched"], after["tensorrt_llm"]["patched"]) == (False, True)
-    assert before["tensorrt_llm"]["era"] == after["tensorrt_llm"]["era"] == "E"
+    assert before["tensorrt_llm"]["era"] == after["tensorrt_llm"]["era"] == "E2"
     assert before["tensorrt_llm"]["patches"] == after["tensorrt_llm"]["patches"]
     assert "PyExecutor.wait_on_pp_send_handles" in after["tensorrt_llm"]["patches"]
     assert before["package"]["gate"] is True
@@ -171,7 +171,7 @@ def test_a_worker_that_would_be_patched_is_told_from_one_that_is(upstream, place
 @pytest.mark.parametrize(
     ("source", "state", "said"),
     [
-        ("class PyExecutor:\n    pass\n", "ok", "has no wait_on_pp_send_handles"),
+        ("class PyExecutor:\n    pass\n", "ok", "has no _broadcast_sample_state_loop"),
         ("raise ImportError('libcuda.so.1: cannot open')", "failed", "libcuda.so.1"),
         ("import os\nos.abort()", "crashed", "SIGABRT"),
         ("import time\ntime.sleep(600)", "timed out", "no answer within"),

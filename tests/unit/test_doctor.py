@@ -96,7 +96,7 @@ def ids(facts):
         (report(tensorrt_llm=ABSENT), "affected", "UCX over tcp parks"),
         (report(tensorrt_llm={"patched": True}), "cured", "UCX over tcp"),
         (report(tensorrt_llm={"patched": True}, mpi={"thread_level": "SERIALIZED"}), "affected", "THREAD_SERIALIZED"),
-        (report(tensorrt_llm={"era": "A", "action": "stand down", "reason": "waits"}), "fine", "era A"),
+        (report(tensorrt_llm={"era": "A1", "action": "stand down", "reason": "waits"}), "fine", "era A"),
         (report(tensorrt_llm={"era": "unknown", "action": "stand down", "reason": "odd"}), "unknown", "odd"),
         (report(tensorrt_llm={**ABSENT, "state": "failed", "error": "no libcuda"}), "unknown", "no libcuda"),
         (report(over("pml ucx", "posix", "sysv", "self")), "fine", "UCX over posix"),

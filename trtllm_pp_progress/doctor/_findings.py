@@ -30,7 +30,7 @@ def verdict(report: dict[str, Any]) -> tuple[str, str]:
         return "cured", f"{carrier}: the relay of {era} is patched"
     if upstream["patched"]:
         return "affected", f"{carrier}: MPI runs with THREAD_{level}, so the relay thread must not drive"
-    if upstream["era"] == "A":
+    if upstream["era"] in ("A1", "A2"):
         return "fine", f"{era} waits for its sends: {upstream['reason']}"
     if upstream["action"] == "stand down":
         return "unknown", f"{carrier}: {era} is left as it is: {upstream['reason']}"
