@@ -162,7 +162,7 @@ def test_a_worker_that_would_be_patched_is_told_from_one_that_is(upstream, place
     after = doctor({**env, "TRTLLM_PP_PROGRESS": "1"}, 0, python=places.python)
     assert (before["verdict"], after["verdict"]) == ("affected", "cured")
     assert (before["tensorrt_llm"]["patched"], after["tensorrt_llm"]["patched"]) == (False, True)
-    assert before["tensorrt_llm"]["era"] == after["tensorrt_llm"]["era"] == "E"
+    assert before["tensorrt_llm"]["era"] == after["tensorrt_llm"]["era"] == "E2"
     assert before["tensorrt_llm"]["patches"] == after["tensorrt_llm"]["patches"]
     assert "PyExecutor.wait_on_pp_send_handles" in after["tensorrt_llm"]["patches"]
     assert before["package"]["gate"] is True
@@ -171,7 +171,7 @@ def test_a_worker_that_would_be_patched_is_told_from_one_that_is(upstream, place
 @pytest.mark.parametrize(
     ("source", "state", "said"),
     [
-        ("class PyExecutor:\n    pass\n", "ok", "has no wait_on_pp_send_handles"),
+        ("class PyExecutor:\n    pass\n", "ok", "has no _broadcast_sample_state_loop"),
         ("raise ImportError('libcuda.so.1: cannot open')", "failed", "libcuda.so.1"),
         ("import os\nos.abort()", "crashed", "SIGABRT"),
         ("import time\ntime.sleep(600)", "timed out", "no answer within"),
@@ -184,6 +184,23 @@ def test_an_upstream_that_cannot_be_judged_is_unknown(source, state, said, upstr
     assert (report["verdict"], report["tensorrt_llm"]["state"]) == ("unknown", state)
     assert said in report["reason"]
     assert "UCX over tcp" in report["reason"]
+
+
+def test_a_bad_setting_is_not_taken_for_a_fault_of_upstream(upstream):
+    """The class is judged all the same, and the variable is named."""
+    env = standin.environment(upstream(), TESTS, ROOT, TRTLLM_PP_PROGRESS_MODE="fast", **TCP)
+    report = doctor(env, 1)
+    assert (report["tensorrt_llm"]["state"], report["tensorrt_llm"]["era"]) == ("ok", "E2")
+    assert [one["means"] for one in report["findings"] if one["id"] == "setting"] == [
+        "TRTLLM_PP_PROGRESS_MODE='fast' is not valid: one of auto, poll, native, thread"
+    ]
+
+
+def test_upstream_is_not_imported_as_a_rank(upstream):
+    """It initialises MPI on import, which would wait for the other ranks of the job."""
+    source = "import os\nassert 'PMIX_RANK' not in os.environ\nclass PyExecutor:\n    pass\n"
+    report = doctor(standin.environment(upstream(source), ROOT, PMIX_RANK="0", **TCP), 2)
+    assert report["tensorrt_llm"]["state"] == "ok"
 
 
 def test_the_screen_says_the_same():
