@@ -189,7 +189,7 @@ class Engine:
         pauses = self.settings.backoff()
         while not self.drive():
             if self.clock() >= deadline:
-                for table in self.tables.values():
+                for table in list(self.tables.values()):
                     for slot in {*table.sends.pending, *(slot for slot, _, _ in table.sends.fresh)}:
                         self._abandon(table, table.sends, slot)
                 return False
@@ -200,12 +200,15 @@ class Engine:
         """Leave every send to upstream from now on; returns once no thread is testing one."""
         self.retired = True
         self.standby.stop()
-        for table in list(self.tables.values()):
-            with table.sends.lock:
-                table.sends.fresh.clear()
-                table.sends.pending.clear()
+        tables, plain = list(self.tables.values()), list(self._plain.values())
+        for sends in (*(table.sends for table in tables), *(sends for _, sends in plain)):
+            with sends.lock:
+                sends.fresh.clear()
+                sends.pending.clear()
 
     def _wait_upstream(self, handles: Any, sends: Sends, slot: int, upstream_wait: Callable[[], Any]) -> None:
+        with sends.lock:
+            pass  # retired a moment ago: another thread may still be inside its last test
         try:
             upstream_wait()
         except Exception as error:
@@ -233,7 +236,7 @@ class Engine:
 
     def status(self) -> dict[str, Any]:
         """Return the counters of each table, its pending sends (slot, age in seconds) and the abandoned ones."""
-        tables = {name: table.sends.describe(self.clock()) for name, table in self.tables.items()}
+        tables = {name: table.sends.describe(self.clock()) for name, table in list(self.tables.items())}
         abandoned = [kept.describe() for kept in self.abandoned]
         return {"driver": self.standby.status(), "tables": tables, "abandoned": abandoned}
 

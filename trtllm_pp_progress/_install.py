@@ -116,13 +116,14 @@ def uninstall(target: type | None = None) -> list[str]:
     global _waiting
     with _lock:
         restored: list[str] = []
-        for cls in [target] if target is not None else list(_installed):
-            if record := _installed.get(cls):
-                names = record.patch.names
-                record.patch.revert()
-                del _installed[cls]
-                _retire(record)
-                restored += names
+        records = {cls: record for cls, record in _installed.items() if target in (None, cls)}
+        for record in records.values():
+            record.patch.check()
+        for cls, record in records.items():
+            _retire(record)  # before upstream's wait is back, which must not meet a test
+            restored += record.patch.names
+            record.patch.revert()
+            del _installed[cls]
         if target is None:
             _waiting = None
             if gate := sys.modules.get(GATE):

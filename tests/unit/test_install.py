@@ -518,6 +518,37 @@ def test_after_uninstall_upstreams_wait_meets_no_test(cls):
     assert (handle.tests, handle.waits, executor.send_handles[0]) == (tests, 1, None)
 
 
+def test_the_last_test_is_over_before_upstreams_wait_is_back(cls):
+    """While a thread is inside a request, the class has our wait, which stays out of it."""
+    original = vars(cls)["wait_on_pp_send_handles"]
+    package.install(cls)
+    executor = cls()
+    seen = []
+    sends = executor.send_handles.sends
+    sends.lock = HookedLock(sends.lock, lambda: seen.append(vars(cls)["wait_on_pp_send_handles"]), blocking=True)
+    package.uninstall(cls)
+    assert len(seen) == 1
+    assert seen[0] is not original
+    assert vars(cls)["wait_on_pp_send_handles"] is original
+
+
+def test_of_several_classes_none_is_uninstalled_if_one_is_buried(cls):
+    """Nothing is changed, and no engine retires."""
+    buried = executor_class("E2")
+    for one in (cls, buried):
+        package.install(one)
+    executor = cls()
+    ours = buried.wait_on_pp_send_handles
+    buried.wait_on_pp_send_handles = lambda self, send_handles, microbatch_id: None
+    with pytest.raises(package.PatchError, match="not ours any more"):
+        package.uninstall()
+    assert package.installed(cls)
+    assert not engine_of(executor).retired
+    buried.wait_on_pp_send_handles = ours
+    package.uninstall()
+    assert not package.installed(cls)
+
+
 def test_at_interpreter_exit_no_thread_is_left_inside_a_request(cls):
     """The exit hook retires every engine, for MPI is finalized after it."""
     package.install(cls)

@@ -68,6 +68,18 @@ def test_a_driver_that_cannot_run_leaves_the_polling_one(kinds, mode):
     assert (status["runs"], status["reason"]) == ("poll", "no compiler when this was installed")
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), OSError("MPI_ERR_INTERN")])
+def test_a_driver_that_fails_in_another_way_does_not_stop_serving(kinds, error):
+    """start_worker() must not raise for it."""
+
+    def fail(silence_s):
+        raise error
+
+    kinds["native"] = fail
+    status = choose("auto", False, print).status()
+    assert (status["runs"], status["reason"]) == ("poll", f"native does not start: {error!r}")
+
+
 def test_poll_starts_nothing(kinds):
     """Selected is selected."""
     kinds.clear()
