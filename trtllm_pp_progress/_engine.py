@@ -2,8 +2,7 @@
 
 A rendezvous send moves only while its sender is inside MPI. A *drive* is one bounded burst of tests, which enters MPI
 and asks for completion in one call. Its *budget* bounds the burst; driving again while a send is pending is what makes
-progress certain. The engine knows requests, not TensorRT-LLM. NVIDIA/TensorRT-LLM#14850 proposed the burst; its
-reviewers asked for the lock.
+progress certain. The engine knows requests, not TensorRT-LLM. NVIDIA/TensorRT-LLM#14850: the burst, and the lock.
 """
 
 from __future__ import annotations
@@ -185,8 +184,7 @@ class Engine:
 
     def drain(self) -> bool:
         """Drive until no send is pending or the deadline of close() has passed; what is left then is abandoned."""
-        deadline = self.close()
-        pauses = self.settings.backoff()
+        deadline, pauses = self.close(), self.settings.backoff()
         while not self.drive():
             if self.clock() >= deadline:
                 for table in list(self.tables.values()):
@@ -237,8 +235,7 @@ class Engine:
     def status(self) -> dict[str, Any]:
         """Return the counters of each table, its pending sends (slot, age in seconds) and the abandoned ones."""
         tables = {name: table.sends.describe(self.clock()) for name, table in list(self.tables.items())}
-        abandoned = [kept.describe() for kept in self.abandoned]
-        return {"driver": self.standby.status(), "tables": tables, "abandoned": abandoned}
+        return {"driver": self.standby.status(), "tables": tables, "abandoned": [a.describe() for a in self.abandoned]}
 
     def _warn_stalled(self, sends: Sends, record: Pending) -> None:
         if (now := self.clock()) - record.warned >= self.settings.stall_warning_s:

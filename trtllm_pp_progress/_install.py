@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -138,13 +139,17 @@ def installed(target: type | None = None) -> bool:
 
 
 def status() -> dict[str, Any]:
-    """Return what is installed where, why not, the settings, and every living executor's verdict and counters."""
+    """Return what is installed where, why not, the settings, and every living executor's verdict and counters.
+
+    Its keys are listed in docs/status.md.
+    """
     with _lock:
         return {
             "installed": [
                 {
                     "target": _name(cls),
                     "era": record.compatibility.era,
+                    "action": record.compatibility.action,
                     "reason": record.compatibility.reason,
                     "settings": asdict(record.settings),
                     "executors": [
@@ -203,6 +208,15 @@ def _retire_all() -> None:
     # A relay thread that is still up must not be inside MPI while it is finalized, which happens after this.
     for record in list(_installed.values()):
         _retire(record)
+
+
+def _forked() -> None:
+    # The executors are the parent's, whose threads may have held any lock of theirs: the child's exit waits for none.
+    for record in _installed.values():
+        record.executors.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _retire_before_finalize() -> None:

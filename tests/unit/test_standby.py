@@ -186,3 +186,18 @@ def test_it_starts_with_the_relays_queue_and_the_ring_arms_it(kinds):
     assert engine_of(executor).standby.runs == "native"
     executor._ring_broadcast_sample_state(0)
     assert told == ["driven"]
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_ring_that_sends_nothing_leaves_it_at_rest(sends):
+    """The second last rank of an inline era has nobody to wake its relay thread, which would see to that."""
+    cls = executor_class("E2")
+    if not sends:
+        cls._ring_broadcast_sample_state = lambda self, batch: None
+    Patch(grafts(cls, Settings()))
+    executor = cls(FakeDist(lambda: FakeRequest(NEVER)))
+    engine = engine_of(executor)
+    engine.standby, engine.tests_at_post = Standby(driver=(driver := FakeDriver())), lambda: 0
+    executor.executed_batch_response_queue = queue.Queue()
+    executor._ring_broadcast_sample_state(0)
+    assert driver.told == (["driven"] if sends else ["driven", "idle"])
