@@ -19,6 +19,7 @@ from trtllm_pp_progress._messages import be_heard
 from trtllm_pp_progress._mixin import engine_of, grafts
 from trtllm_pp_progress._patch import Patch
 from trtllm_pp_progress._settings import SWITCH, Settings, SettingsError, load, switched_on
+from trtllm_pp_progress._understudy import before_finalize
 
 __all__ = ["IncompatibleError", "Installation", "install", "install_automatically", "installed", "status", "uninstall"]
 
@@ -45,7 +46,6 @@ _lock = threading.RLock()
 _installed: dict[type, _Record] = {}
 _waiting: Settings | None = None  # an install() that waits for upstream's module to be imported
 _hooked = False
-_told = False  # MPI knows whom to tell that it is about to be finalized
 _refused: list[str] = []  # why an automatic install stood down
 
 
@@ -99,7 +99,7 @@ def install(target: type | None = None, settings: Settings | None = None, **argu
 
         def born(executor: Any) -> None:
             executors.add(executor)
-            _retire_before_finalize()
+            before_finalize(_retire_all)
 
         patch = Patch(grafts(target, settings, born))
         _installed[target] = _Record(compatibility, patch, settings, executors)
@@ -217,15 +217,6 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def _retire_before_finalize() -> None:
-    # Somebody may call MPI.Finalize(): MPI deletes the attributes of COMM_SELF first (MPI 4.1, section 11.2.4).
-    global _told
-    mpi = sys.modules.get("mpi4py.MPI")
-    if not _told and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        _told = True
-        mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=lambda comm, key, value: _retire_all()), None)
 
 
 def _wait_for_import(settings: Settings) -> Installation:
