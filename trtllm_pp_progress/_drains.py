@@ -15,6 +15,7 @@ __all__ = ["Drains"]
 logger = logging.getLogger("trtllm_pp_progress")
 
 STEP = 10.0
+STEPS = 5  # then patience is about a pause, and comes back in as many waits
 
 
 class Drains:
@@ -35,7 +36,12 @@ class Drains:
     ) -> None:
         """Begin with `patience` in seconds, also the most there ever is; infinite where nobody else drives."""
         self._engine, self._clock, self._pause = engine, clock, pause
-        self.patience = self._most = patience
+        self._most, self._vain = patience, 0
+
+    @property
+    def patience(self) -> float:
+        """How long the next wait may take, in seconds."""
+        return self._most / STEP**self._vain
 
     def wait(self, table: HandleTable, slot: int, upstream_wait: Callable[[], Any]) -> None:
         """Return once a slot is clear, or in vain; a handle that cannot be tested gets `upstream_wait`."""
@@ -47,11 +53,11 @@ class Drains:
                 return
             over = over or self._clock() + self.patience
             if self._clock() >= over:
-                if self.patience == self._most:
+                if not self._vain:
                     told = (table.sends.name, slot, self._most)
                     logger.warning("%s[%d] was not received in %.1f s: going on to the next forward without it", *told)
-                self.patience /= STEP
+                self._vain = min(self._vain + 1, STEPS)
                 return
             self._pause(next(pauses))
         if over is not None:
-            self.patience = min(self._most, self.patience * STEP)
+            self._vain = max(self._vain - 1, 0)

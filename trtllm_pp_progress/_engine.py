@@ -2,8 +2,7 @@
 
 A rendezvous send moves only while its sender is inside MPI. A *drive* is one bounded burst of tests, which enters MPI
 and asks for completion in one call. Its *budget* bounds the burst; driving again while a send is pending is what makes
-progress certain. The engine knows requests, not TensorRT-LLM. NVIDIA/TensorRT-LLM#14850 proposed the burst; its
-reviewers asked for the lock.
+progress certain. The engine knows requests, not TensorRT-LLM. NVIDIA/TensorRT-LLM#14850: the burst, and the lock.
 """
 
 from __future__ import annotations
@@ -185,11 +184,10 @@ class Engine:
 
     def drain(self) -> bool:
         """Drive until no send is pending or the deadline of close() has passed; what is left then is abandoned."""
-        deadline = self.close()
-        pauses = self.settings.backoff()
+        deadline, pauses = self.close(), self.settings.backoff()
         while not self.drive():
             if self.clock() >= deadline:
-                for table in self.tables.values():
+                for table in list(self.tables.values()):
                     for slot in {*table.sends.pending, *(slot for slot, _, _ in table.sends.fresh)}:
                         self._abandon(table, table.sends, slot)
                 return False
@@ -200,12 +198,15 @@ class Engine:
         """Leave every send to upstream from now on; returns once no thread is testing one."""
         self.retired = True
         self.standby.stop()
-        for table in list(self.tables.values()):
-            with table.sends.lock:
-                table.sends.fresh.clear()
-                table.sends.pending.clear()
+        tables, plain = list(self.tables.values()), list(self._plain.values())
+        for sends in (*(table.sends for table in tables), *(sends for _, sends in plain)):
+            with sends.lock:
+                sends.fresh.clear()
+                sends.pending.clear()
 
     def _wait_upstream(self, handles: Any, sends: Sends, slot: int, upstream_wait: Callable[[], Any]) -> None:
+        with sends.lock:
+            pass  # retired a moment ago: another thread may still be inside its last test
         try:
             upstream_wait()
         except Exception as error:
@@ -233,9 +234,8 @@ class Engine:
 
     def status(self) -> dict[str, Any]:
         """Return the counters of each table, its pending sends (slot, age in seconds) and the abandoned ones."""
-        tables = {name: table.sends.describe(self.clock()) for name, table in self.tables.items()}
-        abandoned = [kept.describe() for kept in self.abandoned]
-        return {"driver": self.standby.status(), "tables": tables, "abandoned": abandoned}
+        tables = {name: table.sends.describe(self.clock()) for name, table in list(self.tables.items())}
+        return {"driver": self.standby.status(), "tables": tables, "abandoned": [a.describe() for a in self.abandoned]}
 
     def _warn_stalled(self, sends: Sends, record: Pending) -> None:
         if (now := self.clock()) - record.warned >= self.settings.stall_warning_s:

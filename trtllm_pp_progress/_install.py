@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -18,6 +19,7 @@ from trtllm_pp_progress._messages import be_heard
 from trtllm_pp_progress._mixin import engine_of, grafts
 from trtllm_pp_progress._patch import Patch
 from trtllm_pp_progress._settings import SWITCH, Settings, SettingsError, load, switched_on
+from trtllm_pp_progress._understudy import before_finalize
 
 __all__ = ["IncompatibleError", "Installation", "install", "install_automatically", "installed", "status", "uninstall"]
 
@@ -44,7 +46,6 @@ _lock = threading.RLock()
 _installed: dict[type, _Record] = {}
 _waiting: Settings | None = None  # an install() that waits for upstream's module to be imported
 _hooked = False
-_told = False  # MPI knows whom to tell that it is about to be finalized
 _refused: list[str] = []  # why an automatic install stood down
 
 
@@ -98,7 +99,7 @@ def install(target: type | None = None, settings: Settings | None = None, **argu
 
         def born(executor: Any) -> None:
             executors.add(executor)
-            _retire_before_finalize()
+            before_finalize(_retire_all)
 
         patch = Patch(grafts(target, settings, born))
         _installed[target] = _Record(compatibility, patch, settings, executors)
@@ -116,13 +117,14 @@ def uninstall(target: type | None = None) -> list[str]:
     global _waiting
     with _lock:
         restored: list[str] = []
-        for cls in [target] if target is not None else list(_installed):
-            if record := _installed.get(cls):
-                names = record.patch.names
-                record.patch.revert()
-                del _installed[cls]
-                _retire(record)
-                restored += names
+        records = {cls: record for cls, record in _installed.items() if target in (None, cls)}
+        for record in records.values():
+            record.patch.check()
+        for cls, record in records.items():
+            _retire(record)  # before upstream's wait is back, which must not meet a test
+            restored += record.patch.names
+            record.patch.revert()
+            del _installed[cls]
         if target is None:
             _waiting = None
             if gate := sys.modules.get(GATE):
@@ -137,13 +139,17 @@ def installed(target: type | None = None) -> bool:
 
 
 def status() -> dict[str, Any]:
-    """Return what is installed where, why not, the settings, and every living executor's verdict and counters."""
+    """Return what is installed where, why not, the settings, and every living executor's verdict and counters.
+
+    Its keys are listed in docs/status.md.
+    """
     with _lock:
         return {
             "installed": [
                 {
                     "target": _name(cls),
                     "era": record.compatibility.era,
+                    "action": record.compatibility.action,
                     "reason": record.compatibility.reason,
                     "settings": asdict(record.settings),
                     "executors": [
@@ -204,13 +210,13 @@ def _retire_all() -> None:
         _retire(record)
 
 
-def _retire_before_finalize() -> None:
-    # Somebody may call MPI.Finalize(): MPI deletes the attributes of COMM_SELF first (MPI 4.1, section 11.2.4).
-    global _told
-    mpi = sys.modules.get("mpi4py.MPI")
-    if not _told and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        _told = True
-        mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=lambda comm, key, value: _retire_all()), None)
+def _forked() -> None:
+    # The executors are the parent's, whose threads may have held any lock of theirs: the child's exit waits for none.
+    for record in _installed.values():
+        record.executors.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _wait_for_import(settings: Settings) -> Installation:

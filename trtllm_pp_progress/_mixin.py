@@ -94,13 +94,16 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
     def make_ring(original: Any) -> Any:
         @functools.wraps(original)
         def _ring_broadcast_sample_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if over_torch(self):
+                return original(self, *args, **kwargs)
+            engine = engine_for(self)
             _inside.ring = True
-            if not over_torch(self):  # now: between an isend and its slot, others may take the GIL and keep it
-                engine_for(self).standby.arm()
+            engine.standby.arm()  # now: between an isend and its slot, others may take the GIL and keep it
             try:
                 return original(self, *args, **kwargs)
             finally:
                 _inside.ring = False
+                engine.standby.rest(lambda: engine.pending)  # the second last rank sends nothing
 
         return _ring_broadcast_sample_state
 

@@ -36,7 +36,8 @@ class Parked:
         self._orders: SimpleQueue[bool] = SimpleQueue()
         self._entering: SimpleQueue[bool] = SimpleQueue()
         self._silence_s = silence_s
-        self._armed = False
+        self._turn = threading.Lock()  # stop() comes at any time, from any thread
+        self._armed = self._stopping = False
         self._stopped = ""
         self._failed = ""
         self.ticks = 0
@@ -59,31 +60,36 @@ class Parked:
 
     def driven(self) -> None:
         """Note that a send is pending: the thread parks in MPI; waits for that when nothing was pending before."""
-        if not self._armed and not self._stopped:
+        with self._turn:
+            if self._armed or self._stopping or self._failed:
+                return
             self._armed = True
             while not self._entering.empty():  # left by a thread that came late
                 self._entering.get()
             self._orders.put(True)
-            with suppress(Empty):
-                self._entering.get(timeout=self._silence_s)
+        with suppress(Empty):
+            self._entering.get(timeout=self._silence_s)
 
     def idle(self) -> None:
         """Note that nothing is pending: a one-byte send to ourselves releases the thread."""
-        if self._armed:
-            self._armed = False
-            if not self._stopped and not _finalized():
-                self._comm.Isend(self._byte, dest=0, tag=TAG).Free()
+        with self._turn:
+            if self._armed:
+                self._armed = False
+                if not self._stopped and not _finalized():
+                    self._comm.Isend(self._byte, dest=0, tag=TAG).Free()
 
     def stop(self, timeout_s: float = EXIT_TIMEOUT_S) -> bool:
         """Join the thread; return False if it has not left MPI within the timeout. Safe at any time, repeatedly."""
         if not self._stopped:
-            self.idle()
+            self._stopping = True
+            self.idle()  # an order given before is released, and none is given after
             self._orders.put(False)
             self._thread.join(timeout_s)
             if self._thread.is_alive():
                 return False
-            self._stopped = "stopped"
-            if not _finalized():
+            with self._turn:
+                free, self._stopped = not self._stopped, "stopped"  # two threads may stop it at once
+            if free and not _finalized():
                 self._comm.Free()
             atexit.unregister(self.stop)
         return True
@@ -95,7 +101,8 @@ class Parked:
 
     def forked(self) -> None:
         """Stay off in a forked child: the thread did not come along, and MPI is not to be used here."""
-        self._stopped = "off after fork"
+        self._stopped, self._stopping = "off after fork", True
+        self._turn = threading.Lock()  # the parent's may have been held
 
 
 def _finalized() -> bool:

@@ -66,14 +66,18 @@ class Patch:
             raise
         self._applied = made
 
-    def revert(self) -> None:
-        """Put every original back; PatchError, with nothing changed, if something else was set over one of ours."""
+    def check(self) -> None:
+        """Raise PatchError if something else was set over one of ours, so that revert() would."""
         for item in self._applied:
             if (current := vars(item.owner).get(item.name, MISSING)) is not item.ours:
                 raise PatchError(
                     f"{item.owner.__name__}.{item.name} is not ours any more (found {current!r}): "
                     "remove what was put over it first; nothing was reverted"
                 )
+
+    def revert(self) -> None:
+        """Put every original back; PatchError, with nothing changed, if something else was set over one of ours."""
+        self.check()
         for item in reversed(self._applied):
             _restore(item)
         self._applied = []

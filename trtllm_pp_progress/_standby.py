@@ -80,4 +80,6 @@ def choose(mode: str, crowded: bool, say: Callable[..., object]) -> Standby:
         driver = KINDS[runs](CROWDED_SILENCE_S if crowded else SILENCE_S)
     except UnderstudyUnavailable as error:
         return Standby("poll", str(error), say=say)
+    except Exception as error:  # of MPI, or of a system that is out of threads
+        return Standby("poll", f"{runs} does not start: {error!r}", say=say)
     return Standby(runs, "it is built" if mode == "auto" else "selected", driver)

@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -19,7 +20,16 @@ from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["PERIOD_S", "SILENCE_S", "Probe", "Understudy", "UnderstudyUnavailable", "guard_exits", "private_comm"]
+__all__ = [
+    "PERIOD_S",
+    "SILENCE_S",
+    "Probe",
+    "Understudy",
+    "UnderstudyUnavailable",
+    "before_finalize",
+    "guard_exits",
+    "private_comm",
+]
 
 SILENCE_S = 200e-6  # an executor that runs Python for so long keeps the relay from driving
 CROWDED_SILENCE_S = 4e-3  # where threads share cores, a look every millisecond takes some 5 % from the ring
@@ -66,7 +76,7 @@ class _Shared(ctypes.Structure):
 
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
-_finalize_guarded = False
+_told: list[Callable[[], object]] = []
 _forked_off = False
 
 
@@ -80,18 +90,18 @@ def guard_exits(driver: Any) -> None:
     atexit.register(driver.stop)
 
 
-def _guard_finalize(mpi: Any) -> None:
-    """See that drivers are stopped when someone calls MPI.Finalize by hand.
+def before_finalize(callback: Callable[[], object]) -> None:
+    """Have `callback()` called when someone calls MPI.Finalize by hand; once each, and only where MPI is in use.
 
     MPI_Finalize deletes the attributes of COMM_SELF first of all, while MPI still works (MPI 4.1, section 11.2.4).
     """
-    global _finalize_guarded
-    if not _finalize_guarded:
-        _finalize_guarded = True
-        mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=_stop_all), None)
+    mpi = sys.modules.get("mpi4py.MPI")
+    if callback not in _told and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        _told.append(callback)
+        mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=lambda comm, key, value: callback()), None)
 
 
-def _stop_all(*_: Any) -> None:
+def _stop_all() -> None:
     for driver in list(_live):
         driver.stop()
 
@@ -147,7 +157,7 @@ def usable_mpi() -> Any:
 def private_comm() -> Any:
     """Return a duplicate of COMM_SELF that nobody else uses. Local to the rank; call it on the main thread."""
     mpi = usable_mpi()
-    _guard_finalize(mpi)
+    before_finalize(_stop_all)
     return mpi.COMM_SELF.Dup()
 
 
@@ -173,7 +183,7 @@ def mpi_probe() -> Probe:
     # Handles are pointers in Open MPI and the MPI 5 ABI, integers in MPICH and its family; their size tells.
     is_pointer = mpi._sizeof(mpi.COMM_WORLD) == ctypes.sizeof(ctypes.c_void_p)
     handle = (ctypes.c_ssize_t if is_pointer else ctypes.c_int).from_address(mpi._addressof(mpi.COMM_WORLD)).value
-    _guard_finalize(mpi)
+    before_finalize(_stop_all)
     return Probe(function, handle, is_pointer, mpi.ANY_SOURCE, mpi.COMM_WORLD.Get_attr(mpi.TAG_UB))
 
 

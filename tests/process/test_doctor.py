@@ -186,6 +186,23 @@ def test_an_upstream_that_cannot_be_judged_is_unknown(source, state, said, upstr
     assert "UCX over tcp" in report["reason"]
 
 
+def test_a_bad_setting_is_not_taken_for_a_fault_of_upstream(upstream):
+    """The class is judged all the same, and the variable is named."""
+    env = standin.environment(upstream(), TESTS, ROOT, TRTLLM_PP_PROGRESS_MODE="fast", **TCP)
+    report = doctor(env, 1)
+    assert (report["tensorrt_llm"]["state"], report["tensorrt_llm"]["era"]) == ("ok", "E2")
+    assert [one["means"] for one in report["findings"] if one["id"] == "setting"] == [
+        "TRTLLM_PP_PROGRESS_MODE='fast' is not valid: one of auto, poll, native, thread"
+    ]
+
+
+def test_upstream_is_not_imported_as_a_rank(upstream):
+    """It initialises MPI on import, which would wait for the other ranks of the job."""
+    source = "import os\nassert 'PMIX_RANK' not in os.environ\nclass PyExecutor:\n    pass\n"
+    report = doctor(standin.environment(upstream(source), ROOT, PMIX_RANK="0", **TCP), 2)
+    assert report["tensorrt_llm"]["state"] == "ok"
+
+
 def test_the_screen_says_the_same():
     """Verdict, transport and what to do; the exit code is that of --json."""
     done = run(

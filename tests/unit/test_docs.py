@@ -1,6 +1,7 @@
-"""Docstrings: every public thing says in one line what it does."""
+"""Docstrings: every public thing says in one line what it does. Documents: their links lead somewhere."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,16 @@ import trtllm_pp_progress
 
 PACKAGE = Path(trtllm_pp_progress.__file__).parent
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "native" not in path.parts)
+
+ROOT = PACKAGE.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("perf/*.md")])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_link_leads_to_a_file(path):
+    """Those to files of this repository."""
+    links = [link for link in re.findall(r"\]\(([^)#]+)", path.read_text()) if "://" not in link]
+    assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 def undocumented(tree):

@@ -8,12 +8,16 @@ import re
 from pathlib import Path
 
 import pytest
+from doubles.eras import ERAS, PATCHED, executor_class
 from rich.console import Console
 
+from trtllm_pp_progress._compat import recognise
 from trtllm_pp_progress.doctor import EXIT_CODES
+from trtllm_pp_progress.doctor._child import RANKS
+from trtllm_pp_progress.doctor._findings import PUMP_PERIOD as PUMP
 from trtllm_pp_progress.doctor._findings import findings, threshold, verdict
 from trtllm_pp_progress.doctor._machine import environment, package, quota
-from trtllm_pp_progress.doctor._mpi import RANKS, holds_gil, select
+from trtllm_pp_progress.doctor._mpi import holds_gil, select
 from trtllm_pp_progress.doctor._report import render
 from trtllm_pp_progress.doctor._transport import judge
 from trtllm_pp_progress.doctor._ucx import parse_config, parse_resources
@@ -30,7 +34,7 @@ UNPATCHED = {
     "version": "1.3.0rc20",
     "state": "ok",
     "error": None,
-    "era": "E",
+    "era": "E2",
     "action": "patch",
     "reason": "sends are parked",
     "patched": False,
@@ -92,11 +96,14 @@ def ids(facts):
 @pytest.mark.parametrize(
     ("facts", "word", "said"),
     [
-        (report(), "affected", "UCX over tcp parks large messages, and the relay of TensorRT-LLM's era E is not"),
+        (report(), "affected", "UCX over tcp parks large messages, and the relay of TensorRT-LLM's era E2 is not"),
         (report(tensorrt_llm=ABSENT), "affected", "UCX over tcp parks"),
         (report(tensorrt_llm={"patched": True}), "cured", "UCX over tcp"),
         (report(tensorrt_llm={"patched": True}, mpi={"thread_level": "SERIALIZED"}), "affected", "THREAD_SERIALIZED"),
-        (report(tensorrt_llm={"era": "A1", "action": "stand down", "reason": "waits"}), "fine", "era A"),
+        (report(tensorrt_llm={"patched": True, "era": "H"}, environment={PUMP: "5"}), "cured", "UCX over tcp"),
+        (report(tensorrt_llm={"patched": True, "era": "H"}, environment={PUMP: "-1"}), "affected", f"{PUMP} turns"),
+        (report(tensorrt_llm={"patched": True, "era": "E2"}, environment={PUMP: "0"}), "cured", "UCX over tcp"),
+        (report(tensorrt_llm={"patched": True}, environment={"TLLM_DISABLE_MPI": "1"}), "unknown", "torch.distributed"),
         (report(tensorrt_llm={"era": "unknown", "action": "stand down", "reason": "odd"}), "unknown", "odd"),
         (report(tensorrt_llm={**ABSENT, "state": "failed", "error": "no libcuda"}), "unknown", "no libcuda"),
         (report(over("pml ucx", "posix", "sysv", "self")), "fine", "UCX over posix"),
@@ -114,6 +121,16 @@ def test_the_verdict(facts, word, said):
     found, reason = verdict(facts)
     assert found == word
     assert said in reason
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_the_verdict_on_each_era_as_it_is_recognised(era):
+    """Nothing is parked in the oldest ones, and the names are those that recognise() gives."""
+    found = recognise(executor_class(era))
+    facts = report(tensorrt_llm={"era": found.era, "action": found.action, "reason": found.reason})
+    word, reason = verdict(facts)
+    assert word == ("affected" if era in PATCHED else "fine")
+    assert f"era {era}" in reason
 
 
 def test_exit_codes_are_the_documented_ones():
@@ -234,6 +251,7 @@ def test_what_is_no_threshold_is_refused(text):
         (report(tensorrt_llm={"patched": True}), "upstream-patched"),
         (report(), "upstream-unpatched"),
         (report(tensorrt_llm={"action": "stand down"}), "upstream-left"),
+        (report(tensorrt_llm={"era": "H", "patched": True}, environment={PUMP: "0"}), "pump-off"),
         (report(package={"problems": ["TRTLLM_PP_PROGRESS='x' is not valid: 1 or 0"]}), "setting"),
         (report(package={"switch": False}), "switch-off"),
         (report(package={"gate": False}), "no-gate"),
@@ -258,6 +276,22 @@ def test_each_finding(facts, finding):
         assert list(one) == ["id", "severity", "means", "do"]
         assert all(one.values())
         assert f"`{one['id']}`" in DOCUMENT
+
+
+@pytest.mark.parametrize(
+    ("upstream", "severity", "do"),
+    [
+        ({}, "warning", "set TRTLLM_PP_PROGRESS=1"),
+        ({"patched": True}, "info", "nothing more: the relay is patched"),
+        ({"action": "stand down"}, "info", "nothing of ours"),
+    ],
+)
+@pytest.mark.parametrize("transport", [over("pml ucx", "tcp", "self"), over("pml ucx", "cma", "self")])
+def test_what_to_do_about_the_transport_is_what_would_help(transport, upstream, severity, do):
+    """Nobody is told to turn on what is on already, or what would stand down."""
+    (found,) = (one for one in findings(report(transport, tensorrt_llm=upstream)) if one["id"] == "transport-parks")
+    assert found["severity"] == severity
+    assert found["do"].startswith(do)
 
 
 def test_a_healthy_host_has_no_warning():

@@ -84,6 +84,26 @@ def test_patience_comes_back(rig):
         assert rig.drains.patience == pytest.approx(expected)
 
 
+def test_patience_comes_back_after_any_number_of_waits_in_vain(rig):
+    """A pipeline that could not drain for an hour is as patient as before a few good waits later."""
+    rig.table[0] = FakeRequest(NEVER)
+    for _ in range(1000):
+        rig.wait()
+    for _ in range(5):
+        rig.table[1] = FakeRequest(15)  # a second drive, after the shortest pause
+        rig.wait(1)
+    assert rig.drains.patience == 10
+
+
+def test_no_patience_at_all_is_said_once(clock, caplog):
+    """TRTLLM_PP_PROGRESS_DRAIN_DEADLINE_S=0: a drain is one drive, and no line in the log each time."""
+    caplog.set_level(logging.WARNING, logger="trtllm_pp_progress")
+    rig = Rig(clock, 0.0)
+    rig.table[0] = FakeRequest(NEVER)
+    assert sum(rig.wait() for _ in range(100)) == 0
+    assert len([record for record in caplog.records if "next forward" in record.getMessage()]) == 1
+
+
 def test_a_send_that_is_complete_at_once_says_nothing_about_patience(rig):
     """A pipeline that cannot drain has such ones too."""
     rig.table[0] = FakeRequest(NEVER)

@@ -194,6 +194,22 @@ def test_retire_returns_only_once_nobody_is_inside_a_request():
     assert (handle.tests, handle.waits) == (1, 1)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_waiter_that_sees_the_retirement_first_waits_for_the_tester(plain):
+    """retire() has begun and a thread is still inside its last test: upstream's wait comes after it."""
+    rig, stage = Rig(), Stage()
+    handle = FakeRequest(1, inside=stage)
+    handles = [handle] if plain else rig.table
+    handles[0] = handle
+    driver = start(lambda: rig.engine.progress_pp_send_handles(handles, 0))
+    assert stage.entered.wait(LIMIT_S)
+    rig.engine.retired = True
+    sends = rig.engine._sends(handles)
+    sends.lock = HookedLock(sends.lock, lambda: (stage.leave.set(), join(driver)), blocking=True)
+    rig.engine.wait(handles, 0, lambda: rig.upstream_waits.append(driver.is_alive()))
+    assert rig.upstream_waits == [False]
+
+
 # A completion between check and wait
 
 

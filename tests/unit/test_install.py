@@ -5,8 +5,12 @@ import importlib
 import itertools
 import json
 import logging
+import os
+import re
+import signal
 import sys
 import threading
+from pathlib import Path
 
 import doubles
 import fakes
@@ -474,6 +478,26 @@ def test_status_lists_every_living_executor(cls):
     assert len(package.status()["installed"][0]["executors"]) == 1
 
 
+def test_every_key_of_status_is_documented_and_no_other(cls):
+    """Lists are taken for one of their entries; settings and what a verdict rests on have names of their own."""
+    package.install(cls, drain_deadline_s=0)
+    executor = cls()
+    executor.send_handles[0] = FakeRequest(NEVER)
+    engine_of(executor).drain()
+    executor.send_handles[1] = FakeRequest(NEVER)
+    (entry,) = package.status()["installed"]
+    (one,) = entry["executors"]
+    table, (abandoned,) = one["tables"]["send_handles"], one["abandoned"]
+    keys = {*package.status(), *(f"installed.{name}" for name in entry)}
+    keys |= {*one, *table, *table["pending"][0], *abandoned}
+    keys |= {f"{name}.{key}" for name in ("verdict", "driver") for key in one[name]}
+    document = (Path(__file__).parents[2] / "docs" / "status.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", document, re.M)
+    documented = {key for row in rows for key in re.findall(r"`([\w.]+)`", row[0])}
+    documented |= {key for _, text in rows for key in re.findall(r"`(table|slot|rank|peer|age_s)`", text)}
+    assert keys - {"verdict", "driver"} == documented
+
+
 def test_an_executor_lives_on_after_uninstall():
     """Its relay goes on, with upstream's own waits, and ends with it."""
     cls = executor_class("E2")
@@ -518,6 +542,37 @@ def test_after_uninstall_upstreams_wait_meets_no_test(cls):
     assert (handle.tests, handle.waits, executor.send_handles[0]) == (tests, 1, None)
 
 
+def test_the_last_test_is_over_before_upstreams_wait_is_back(cls):
+    """While a thread is inside a request, the class has our wait, which stays out of it."""
+    original = vars(cls)["wait_on_pp_send_handles"]
+    package.install(cls)
+    executor = cls()
+    seen = []
+    sends = executor.send_handles.sends
+    sends.lock = HookedLock(sends.lock, lambda: seen.append(vars(cls)["wait_on_pp_send_handles"]), blocking=True)
+    package.uninstall(cls)
+    assert len(seen) == 1
+    assert seen[0] is not original
+    assert vars(cls)["wait_on_pp_send_handles"] is original
+
+
+def test_of_several_classes_none_is_uninstalled_if_one_is_buried(cls):
+    """Nothing is changed, and no engine retires."""
+    buried = executor_class("E2")
+    for one in (cls, buried):
+        package.install(one)
+    executor = cls()
+    ours = buried.wait_on_pp_send_handles
+    buried.wait_on_pp_send_handles = lambda self, send_handles, microbatch_id: None
+    with pytest.raises(package.PatchError, match="not ours any more"):
+        package.uninstall()
+    assert package.installed(cls)
+    assert not engine_of(executor).retired
+    buried.wait_on_pp_send_handles = ours
+    package.uninstall()
+    assert not package.installed(cls)
+
+
 def test_at_interpreter_exit_no_thread_is_left_inside_a_request(cls):
     """The exit hook retires every engine, for MPI is finalized after it."""
     package.install(cls)
@@ -527,3 +582,22 @@ def test_at_interpreter_exit_no_thread_is_left_inside_a_request(cls):
     _install._retire_all()
     assert elsewhere(engine_of(executor).drive) is True
     assert handle.tests == tests
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("told", [True, False])
+def test_a_forked_child_exits_although_a_thread_was_inside_a_request(cls, told):
+    """The lock came along locked and its owner did not; control: a child that is not told of the fork hangs."""
+    package.install(cls)
+    executor = cls()
+    lock = executor.send_handles.sends.lock
+    with lock:
+        pid = os.fork()
+        if not pid:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(2)
+            if not told:
+                _install._installed[cls].executors.add(executor)
+            _install._retire_all()
+            os._exit(0)
+    assert os.waitpid(pid, 0)[1] == (0 if told else signal.SIGALRM)

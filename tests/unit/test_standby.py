@@ -68,6 +68,18 @@ def test_a_driver_that_cannot_run_leaves_the_polling_one(kinds, mode):
     assert (status["runs"], status["reason"]) == ("poll", "no compiler when this was installed")
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), OSError("MPI_ERR_INTERN")])
+def test_a_driver_that_fails_in_another_way_does_not_stop_serving(kinds, error):
+    """start_worker() must not raise for it."""
+
+    def fail(silence_s):
+        raise error
+
+    kinds["native"] = fail
+    status = choose("auto", False, print).status()
+    assert (status["runs"], status["reason"]) == ("poll", f"native does not start: {error!r}")
+
+
 def test_poll_starts_nothing(kinds):
     """Selected is selected."""
     kinds.clear()
@@ -174,3 +186,18 @@ def test_it_starts_with_the_relays_queue_and_the_ring_arms_it(kinds):
     assert engine_of(executor).standby.runs == "native"
     executor._ring_broadcast_sample_state(0)
     assert told == ["driven"]
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_ring_that_sends_nothing_leaves_it_at_rest(sends):
+    """The second last rank of an inline era has nobody to wake its relay thread, which would see to that."""
+    cls = executor_class("E2")
+    if not sends:
+        cls._ring_broadcast_sample_state = lambda self, batch: None
+    Patch(grafts(cls, Settings()))
+    executor = cls(FakeDist(lambda: FakeRequest(NEVER)))
+    engine = engine_of(executor)
+    engine.standby, engine.tests_at_post = Standby(driver=(driver := FakeDriver())), lambda: 0
+    executor.executed_batch_response_queue = queue.Queue()
+    executor._ring_broadcast_sample_state(0)
+    assert driver.told == (["driven"] if sends else ["driven", "idle"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes import elsewhere
 
 from trtllm_pp_progress import _understudy
 from trtllm_pp_progress._parked import Parked
@@ -468,6 +469,36 @@ def test_repeated_drives_park_it_once():
     parked.idle()
     assert parked.stop(LIMIT_S) is True
     assert (parked.ticks, comm.received) == (1, 1)
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_a_send_posted_while_it_is_stopped_parks_nobody(armed):
+    """Between the release and the order to leave: the thread would stay in MPI for want of a second release."""
+    comm = LoopbackComm()
+    parked = Parked(comm=comm)
+    if armed:
+        parked.driven()
+        until(lambda: parked.ticks == 1)
+    orders = parked._orders
+
+    def put(order):
+        if order is False:
+            elsewhere(parked.driven)
+        orders.put(order)
+
+    parked._orders = SimpleNamespace(put=put, get=orders.get)
+    assert parked.stop(0.5) is True
+    assert (comm.received, comm.freed) == (armed, 1)
+
+
+def test_threads_that_stop_it_together_free_its_communicator_once():
+    """The relay thread at its end, and the exit hook."""
+    comm = LoopbackComm()
+    parked = Parked(comm=comm)
+    join = parked._thread.join
+    parked._thread.join = lambda timeout: (join(timeout), setattr(parked._thread, "join", join), elsewhere(parked.stop))
+    assert parked.stop(LIMIT_S) is True
+    assert comm.freed == 1
 
 
 def test_a_parked_thread_that_cannot_be_released_is_told():

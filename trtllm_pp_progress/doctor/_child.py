@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MARK", "Answer", "ask", "tell"]
+__all__ = ["MARK", "RANKS", "Answer", "ask", "tell"]
 
+# What a launcher tells its ranks: the child is none. What configures MPI (OMPI_MCA_pml and the like) stays.
+RANKS = re.compile(
+    r"PMI_|PMIX_|PRTE_|HYD\w_|HYDRA_|MPI_LOCAL|OMPI_(COMM|UNIVERSE|APP|FILE|FIRST|ARGV|COMMAND|NUM)_"
+    r"|OMPI_MCA_(ess|orte|prte|pmix)"
+)
 MARK = "trtllm-pp-progress-doctor "  # begins each line of an answer; libraries write to stdout as they like
 
 
@@ -33,12 +39,16 @@ def tell(**said: Any) -> None:
 
 
 def ask(module: str, timeout_s: float, environ: Mapping[str, str]) -> Answer:
-    """Run `module`'s main() in a child of at most `timeout_s` seconds; never raises for what the child does."""
+    """Run `module`'s main() in a child of at most `timeout_s` seconds; never raises for what the child does.
+
+    It is no rank of a job, where it would hang for the other ranks, or disturb them.
+    """
+    own = {name: value for name, value in environ.items() if not RANKS.match(name)}
     line = [sys.executable, "-c", f"from {module} import main; main()"]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         # Files, not pipes: a daemon that the child has left behind would keep a pipe open.
         child = subprocess.Popen(
-            line, env=dict(environ), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            line, env=own, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
         )
         try:
             code = child.wait(timeout_s)

@@ -11,8 +11,9 @@ __all__ = ["EXIT_CODES", "findings", "threshold", "verdict"]
 
 EXIT_CODES = {"fine": 0, "cured": 0, "affected": 1, "unknown": 2}
 SIZES = {"": 1, "B": 1, "K": 2**10, "KB": 2**10, "M": 2**20, "MB": 2**20, "G": 2**30, "GB": 2**30}
-MEASURE = "measure it under your launcher: mpirun -n 4 trtllm-pp-progress bench --transport default"
+MEASURE = "measure it under your launcher: mpirun -n 2 trtllm-pp-progress probe"
 TURN_ON = "set TRTLLM_PP_PROGRESS=1 where the workers start, or start them through `trtllm-pp-progress run --`"
+PUMP_PERIOD = "TLLM_PP_MPI_PROGRESS_POLL_MS"  # upstream's, era H: at most 0 means no pump
 
 Finding = tuple[str, str, str, str]  # id, severity, what it means, what to do
 
@@ -21,15 +22,19 @@ def verdict(report: dict[str, Any]) -> tuple[str, str]:
     """Return "fine", "cured", "affected" or "unknown", and why, in a line."""
     mpi, upstream, transport = report["mpi"], report["tensorrt_llm"], report["transport"]
     carrier, parks, level = transport["carrier"], transport["parks"], mpi["thread_level"]
+    if report["environment"].get("TLLM_DISABLE_MPI") == "1":
+        return "unknown", "TLLM_DISABLE_MPI=1: sends go by torch.distributed, which is left as it is"
     if level is None:
         return "unknown", f"MPI is {mpi['state']}: {mpi['error']}"
     if parks == "no":
         return "fine", f"{carrier}: a message moves although its sender is outside MPI"
     era = f"TensorRT-LLM's era {upstream['era']}"
-    if upstream["patched"] and level == "MULTIPLE":
-        return "cured", f"{carrier}: the relay of {era} is patched"
-    if upstream["patched"]:
+    if upstream["patched"] and level != "MULTIPLE":
         return "affected", f"{carrier}: MPI runs with THREAD_{level}, so the relay thread must not drive"
+    if upstream["patched"] and _pump_off(report):
+        return "affected", f"{carrier}: {PUMP_PERIOD} turns the pump of {era} off, and our drive with it"
+    if upstream["patched"]:
+        return "cured", f"{carrier}: the relay of {era} is patched"
     if upstream["era"] in ("A1", "A2"):
         return "fine", f"{era} waits for its sends: {upstream['reason']}"
     if upstream["action"] == "stand down":
@@ -69,6 +74,25 @@ def threshold(text: str) -> dict[str, float | None]:
         else:
             raise ValueError(f"{text!r} is no size: valid ones are like auto, inf, 0, 8192, 8k, intra:auto,inter:64k")
     return values
+
+
+def _pump_off(report: dict[str, Any]) -> bool:
+    """Tell whether upstream's pump is turned off, for then the relay thread of era H keeps out of MPI."""
+    try:
+        period = float(report["environment"].get(PUMP_PERIOD, "1"))
+    except ValueError:
+        return False  # upstream takes its default
+    return report["tensorrt_llm"]["era"] == "H" and math.isfinite(period) and period <= 0
+
+
+def _remedy(report: dict[str, Any]) -> tuple[str, str]:
+    """Return how grave a transport that parks is for this TensorRT-LLM, and what to do about it."""
+    upstream = report["tensorrt_llm"]
+    if upstream["patched"]:
+        return "info", "nothing more: the relay is patched"
+    if upstream["action"] == "stand down":
+        return "info", "nothing of ours: the relay of this TensorRT-LLM is left as it is"
+    return "warning", TURN_ON
 
 
 def _mpi(report: dict[str, Any]) -> Iterator[Finding]:
@@ -111,15 +135,10 @@ def _mpi(report: dict[str, Any]) -> Iterator[Finding]:
 def _transport(report: dict[str, Any]) -> Iterator[Finding]:
     transport, known = report["transport"], report["mpi"]["thread_level"]
     carrier = transport["carrier"]
-    if transport["parks"] == "yes":
-        yield (
-            "transport-parks",
-            "warning",
-            f"{carrier}: a large message moves only while its sender is inside MPI",
-            TURN_ON,
-        )
-    elif transport["parks"] == "sometimes":
-        yield "transport-parks", "warning", f"{carrier}: parks a large message now and then", TURN_ON
+    if transport["parks"] in ("yes", "sometimes"):
+        severity, remedy = _remedy(report)
+        how = "moves only while its sender is inside MPI" if transport["parks"] == "yes" else "is parked now and then"
+        yield "transport-parks", severity, f"{carrier}: a large message {how}", remedy
     elif transport["parks"] == "unknown" and known:
         yield "transport-unknown", "warning", f"{carrier}: whether it parks is not known", MEASURE
     ucx = transport["ucx"] or {}
@@ -175,6 +194,13 @@ def _upstream(report: dict[str, Any]) -> Iterator[Finding]:
         yield "upstream-unpatched", "warning", f"era {upstream['era']}: {upstream['reason']}", TURN_ON
     else:
         yield "upstream-left", "info", f"era {upstream['era']}, left as it is: {upstream['reason']}", "nothing"
+    if _pump_off(report):
+        yield (
+            "pump-off",
+            "warning",
+            f"{PUMP_PERIOD} is at most 0: in era H an idle relay thread then keeps out of MPI, patched or not",
+            "leave it unset",
+        )
 
 
 def _package(report: dict[str, Any]) -> Iterator[Finding]:

@@ -16,11 +16,6 @@ __all__ = ["examine", "holds_gil", "main", "select"]
 
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 LAST_WITH_GIL_HELD = (4, 1, 2)  # mpi4py/mpi4py#784, fixed by #789 (2026-09) after this release
-# What a launcher tells its ranks: the child is none. What configures MPI (OMPI_MCA_pml and the like) stays.
-RANKS = re.compile(
-    r"PMI_|PMIX_|PRTE_|HYD\w_|HYDRA_|MPI_LOCAL|OMPI_(COMM|UNIVERSE|APP|FILE|FIRST|ARGV|COMMAND|NUM)_"
-    r"|OMPI_MCA_(ess|orte|prte|pmix)"
-)
 VERBOSE = {"OMPI_MCA_pml_base_verbose": "10", "OMPI_MCA_btl_base_verbose": "10", "OMPI_MCA_mtl_base_verbose": "10"}
 SELECTED = re.compile(r"select: component (\w+) selected")
 BTL = re.compile(r"select: init of component (\w+) returned success")
@@ -32,8 +27,7 @@ MESSAGES = {  # what libraries say on stderr, under the name of the finding
 
 def examine(timeout_s: float, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return vendor, versions, library, thread level, what is selected and what UCX says; whatever could be had."""
-    own = {name: value for name, value in environ.items() if not RANKS.match(name)}
-    answer = ask(__name__, timeout_s, own | VERBOSE)
+    answer = ask(__name__, timeout_s, {**environ, **VERBOSE})
     said = answer.said
     state = "absent" if said.pop("absent", False) else answer.state
     return {

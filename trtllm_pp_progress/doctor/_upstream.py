@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from trtllm_pp_progress import install, installed, uninstall
+from trtllm_pp_progress import Settings, install, installed, uninstall
 from trtllm_pp_progress._compat import recognise
 from trtllm_pp_progress._install import CLASS, MODULE
 from trtllm_pp_progress.doctor._child import ask, tell
@@ -42,6 +42,6 @@ def main() -> None:
     patches = uninstall(cls) if patched else []
     verdict = recognise(cls)
     if verdict.patch and not patched:
-        with install(cls):
+        with install(cls, Settings()):  # a bad variable is a finding of its own, and no reason not to judge the class
             patches = uninstall(cls)
     tell(era=verdict.era, action=verdict.action, reason=verdict.reason, patched=patched, patches=patches)
