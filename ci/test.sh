@@ -10,7 +10,7 @@ bash ci/check.sh
 python=.venv/openmpi/bin/python
 
 step "unit tests, and clean interpreters"
-"$python" -m pytest tests/unit tests/process -q
+"$python" -m pytest tests/unit tests/process -q -n 2
 
 step "under mpirun: Open MPI, 2, 3 and 4 ranks"
 for ranks in 2 3 4; do
@@ -18,7 +18,7 @@ for ranks in 2 3 4; do
 done
 
 step "starting mpirun: hangs, deadlines, the command line"
-"$python" -m pytest tests/launch -q
+"$python" -m pytest tests/launch -q -n 3  # most of them wait for a deadline
 
 step "the native understudy, under a thread sanitizer"
 bash ci/tsan.sh

@@ -31,7 +31,7 @@ NEVER_VALID = [
     True,
     False,
     [],
-    object(),
+    object,
 ]
 
 

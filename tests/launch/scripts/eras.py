@@ -10,6 +10,7 @@ from common import arguments, begin, limited, say
 from doubles import MPIDist
 from doubles.world import PPCommTag, mpi_comm
 from lives import double_of, generate
+from rings import until
 
 from trtllm_pp_progress._mixin import engine_of
 from trtllm_pp_progress.host import Host
@@ -21,7 +22,16 @@ SIZE = 1_000_000
 class Leaver(MPIDist):
     """Rank 0 leaves early: the last sample state comes to it by other means, and it never receives it."""
 
-    received = 0
+    received = sent = 0
+    last = None  # the request of the last sample state
+
+    def isend_object(self, obj, dest, tag=0):
+        """Send, and keep the request of the sample state that nobody will receive."""
+        request = super().isend_object(obj, dest, tag)
+        if tag == PPCommTag.SAMPLE_STATE:
+            self.sent += 1
+            self.last = request if self.sent == STEPS else None
+        return request
 
     def recv_object(self, src, tag=0):
         """Receive, but for that one."""
@@ -40,6 +50,8 @@ def gone(comm, line, era, patched, settings):
         executor.start_worker()
         if comm.rank == 0:
             generate(executor, STEPS, 1)
+        elif comm.rank == comm.size - 1:  # it is pending in its slot before anybody shuts down
+            until(lambda: executor.dist.last and any(handle is executor.dist.last for handle in executor.send_handles))
         line.meet()
         started = time.monotonic()
         with limited():
