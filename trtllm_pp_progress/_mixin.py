@@ -68,6 +68,8 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
     def make_wait(original: Any) -> Any:
         @functools.wraps(original)
         def wait_on_pp_send_handles(self: Any, send_handles: Any, microbatch_id: int) -> Any:
+            if _in_ring():  # the isend is next, and before its request is in a slot others may take the GIL and keep it
+                engine_for(self).standby.arm()
             if send_handles[microbatch_id] is None:
                 return
 
@@ -98,12 +100,11 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
                 return original(self, *args, **kwargs)
             engine = engine_for(self)
             _inside.ring = True
-            engine.standby.arm()  # now: between an isend and its slot, others may take the GIL and keep it
             try:
                 return original(self, *args, **kwargs)
             finally:
                 _inside.ring = False
-                engine.standby.rest(lambda: engine.pending)  # the second last rank sends nothing
+                engine.standby.rest(lambda: engine.pending)
 
         return _ring_broadcast_sample_state
 

@@ -73,4 +73,5 @@ def main():
     return int(bool(below))
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -119,7 +119,11 @@ def test_a_handle_that_cannot_be_asked_is_refused(handle):
         probe(handle)
 
 
-@pytest.mark.parametrize("answer", [None, (), "yes", 1.0, (None, None), ([True], None), MagicMock()], ids=lambda answer: type(answer).__name__)
+@pytest.mark.parametrize(
+    "answer",
+    [None, (), "yes", 1.0, (None, None), ([True], None), MagicMock()],
+    ids=lambda answer: type(answer).__name__,
+)
 def test_a_senseless_answer_is_no_answer(answer):
     """Only a flag says whether a send is complete: a mock's answer, which is truthy, does not."""
     with pytest.raises(UnknownShapeError, match="answered"):

@@ -177,7 +177,7 @@ def test_with_a_second_driver_a_silence_is_none():
 
 
 def test_it_starts_with_the_relays_queue_and_the_ring_arms_it(kinds):
-    """Not with the executor, which may never relay; and before the relay receives, so before it sends."""
+    """Not with the executor, which may never relay; and before the relay sends, in the wait for the slot."""
     told, cls = [], executor_class("E2")
     Patch(grafts(cls, Settings()))
     executor = cls(FakeDist(lambda: told.extend(engine_of(executor).standby._driver.told) or FakeRequest(0)))
@@ -200,4 +200,4 @@ def test_a_ring_that_sends_nothing_leaves_it_at_rest(sends):
     engine.standby, engine.tests_at_post = Standby(driver=(driver := FakeDriver())), lambda: 0
     executor.executed_batch_response_queue = queue.Queue()
     executor._ring_broadcast_sample_state(0)
-    assert driver.told == (["driven"] if sends else ["driven", "idle"])
+    assert driver.told == (["driven"] if sends else ["idle"])
