@@ -1,8 +1,9 @@
 /* The understudy: makes pending MPI sends progress while another thread holds the GIL.
  *
  * One thread that never touches Python and links no MPI. It sleeps on a condition until a send is pending, then until the
- * Python driver has been silent for `silence_ns`, and only then calls MPI_Iprobe every `period_ns` for a message nobody
- * sends: the cheapest legal way into the progress engine. Needs MPI_THREAD_MULTIPLE, which the caller checks.
+ * Python driver has been silent for `silence_ns`, and only then calls MPI_Iprobe for a message nobody sends: the cheapest
+ * legal way into the progress engine. Every `period_ns` at first, then less and less often, down to once a silence.
+ * Needs MPI_THREAD_MULTIPLE, which the caller checks.
  *
  * No Python.h: _understudy.py loads this as a plain shared object, so one build serves every Python and every MPI.
  * Python stores to `driven_ns` directly: a call would release the GIL and could wait a whole switch interval for it. */
@@ -88,7 +89,7 @@ static void *run(void *argument)
 {
     struct understudy *u = argument;
     struct look last = {0, 0, 0};
-    int64_t ticked = 0;
+    int64_t ticked = 0, period = u->period_ns, seen = 0;
     int idle_looks = LINGER;
     pthread_mutex_lock(&u->lock);
     while (!u->stopping && !u->error) {
@@ -108,8 +109,12 @@ static void *run(void *argument)
             continue;
         }
         idle_looks = 0;
-        int64_t due = later(driven + u->silence_ns, ticked + u->period_ns);
-        int64_t patient = later(driven + PATIENCE * u->silence_ns, ticked + PATIENCE * u->period_ns);
+        if (driven != seen) {
+            seen = driven;
+            period = u->period_ns;
+        }
+        int64_t due = later(driven + u->silence_ns, ticked + period);
+        int64_t patient = later(driven + PATIENCE * u->silence_ns, ticked + PATIENCE * period);
         int ran = driver_ran(u, &last);
         if (now >= due && now < patient && ran)
             due = now + u->silence_ns; /* look again then */
@@ -121,6 +126,8 @@ static void *run(void *argument)
         u->error = probe(u);
         u->ticks++;
         ticked = now_ns();
+        /* A send that did not move yet waits for its receiver, who may take long. */
+        period = 2 * period < u->silence_ns ? 2 * period : later(u->period_ns, u->silence_ns);
         pthread_mutex_lock(&u->lock);
     }
     u->done = 1;
