@@ -28,6 +28,7 @@ ORDER = [
     "__init__",
     "auto",
     "vllm",
+    "telemetry",
     "host",
     "bench",
     "cli",
