@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -141,6 +142,43 @@ class Handler:
         return slot
 
 
+def transformer(load: Load, device: str = "cuda") -> Callable[[], None]:
+    """Return a function that runs one step of a load: on a GPU a graph's replay, on a CPU the layers themselves."""
+    import torch
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16) * 0.02
+
+    layers = [
+        (make(load.hidden, load.hidden * 3 // 2), make(load.hidden, load.hidden), make(load.hidden, 2 * load.inner),
+         make(load.inner, load.hidden))
+        for _ in range(load.layers)
+    ]  # fmt: skip
+    state = make(load.tokens, load.hidden)
+
+    def model() -> None:
+        x = state
+        for qkv, out, up, down in layers:
+            mixed = torch.nn.functional.rms_norm(x, (load.hidden,)) @ qkv
+            x = x + mixed[:, : load.hidden] @ out
+            gate, value = (torch.nn.functional.rms_norm(x, (load.hidden,)) @ up).chunk(2, dim=-1)
+            x = x + (torch.nn.functional.silu(gate) * value) @ down
+        state.copy_(torch.nn.functional.rms_norm(x, (load.hidden,)))
+
+    if device == "cpu":
+        return model
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        model()
+    torch.cuda.current_stream().wait_stream(side)
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model()
+    torch.cuda.synchronize()
+    return lambda: graph.replay()
+
+
 class Bench:
     """One load on one GPU, run under any arm."""
 
@@ -152,39 +190,9 @@ class Bench:
         module = cupy.RawModule(code=RECEIVER)
         self.receiver, self.stamp = module.get_function("emulated_receive"), module.get_function("stamp")
         self.lines = torch.zeros(64 * THREADS, dtype=torch.int32, device="cuda")
-        self.graph = self._capture()
+        self.model = transformer(load)
         self.step_ms = 0.0
         self.step_ms = statistics.median(self.run("none", 1).step_ms for _ in range(3))
-
-    def _capture(self) -> Any:
-        torch, load = self.torch, self.load
-        make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02  # noqa: E731
-        layers = [
-            (make(load.hidden, load.hidden * 3 // 2), make(load.hidden, load.hidden), make(load.hidden, 2 * load.inner),
-             make(load.inner, load.hidden))
-            for _ in range(load.layers)
-        ]  # fmt: skip
-        state = make(load.tokens, load.hidden)
-
-        def model() -> None:
-            x = state
-            for qkv, out, up, down in layers:
-                mixed = torch.nn.functional.rms_norm(x, (load.hidden,)) @ qkv
-                x = x + mixed[:, : load.hidden] @ out
-                gate, value = (torch.nn.functional.rms_norm(x, (load.hidden,)) @ up).chunk(2, dim=-1)
-                x = x + (torch.nn.functional.silu(gate) * value) @ down
-            state.copy_(torch.nn.functional.rms_norm(x, (load.hidden,)))
-
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            model()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            model()
-        torch.cuda.synchronize()
-        return graph
 
     def _launch(self, kernel: Any, blocks: int, threads: int, *arguments: int) -> None:
         """Launch a kernel on torch's current stream; every argument is 64 bits wide."""
@@ -223,7 +231,7 @@ class Bench:
                     slot = handler.get_prev_sampled_outputs()
                     waited.record()
                     self._launch(self.stamp, 1, 1, begun.data_ptr() + 8 * step)
-                    self.graph.replay()
+                    self.model()
                     modelled.record()
                     if arm != "none":
                         handler.receive()

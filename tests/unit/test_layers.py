@@ -34,6 +34,7 @@ ORDER = [
     "_bootstrap",
     "_run",
     "vllm",
+    "telemetry",
     "host",
     "bench",
     "doctor",

@@ -51,5 +51,6 @@ def posted(monkeypatch):
             current[-1].issued.append(tensor)
 
     monkeypatch.setattr(torch.cuda, "stream", use)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1] if current else None)
     monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
     return issued

@@ -62,6 +62,9 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         """Wait for nothing: compute is synchronous here, and collectives are ordered by themselves."""
 
+    def query(self) -> bool:
+        return all(work.is_completed() for work in list(self.works))
+
     def synchronize(self) -> None:
         for work in self.works:
             wait(work)
@@ -80,7 +83,7 @@ class Cuda:
     def install(self) -> None:
         torch.cuda.Stream = Stream
         torch.cuda.Event = Event
-        torch.cuda.current_stream = lambda device=None: self.main
+        torch.cuda.current_stream = lambda device=None: self.current
         torch.cuda.stream = self._use
         torch.Tensor.record_stream = lambda tensor, stream: None
         torch.distributed.broadcast = self._issue

@@ -39,6 +39,7 @@ class Step:
     freed: list[tuple[int, int]] = field(default_factory=list)  # request, slot
     added: list[tuple[int, int]] = field(default_factory=list)
     drafts: bool = False
+    compiling: frozenset[int] = frozenset()  # ranks on which a kernel of this step is loaded for the first time
     boundary: str = ""  # a call of the worker before this step
     silence: bool = False  # no call after this step until everything under way has ended
 
@@ -69,8 +70,10 @@ class Load:
     aborts: float = 0.04
     preemptions: float = 0.03
     empties: float = 0.05
+    skips: float = 0.1  # of a request that could run
     lulls: float = 0.04  # no arrivals until all is done
     boundaries: float = 0.0
+    compiles: float = 0.0  # of a rank
     drafts: int = 0
 
 
@@ -96,6 +99,9 @@ class _Scheduler:
         step = Step(drafts=bool(self.load.drafts) and self.dice.random() < 0.8)
         if self.dice.random() < self.load.boundaries:
             step.boundary = self.dice.choice(("sleep", "wake_up", "synchronize_device", "update_weights"))
+        if self.load.compiles:
+            ranks = range(self.pp_size)
+            step.compiling = frozenset(rank for rank in ranks if self.dice.random() < self.load.compiles)
         self.end(now, step)
         self.arrive(step)
         if self.dice.random() >= self.load.empties:
@@ -131,7 +137,7 @@ class _Scheduler:
 
     def schedule(self, now: int, step: Step) -> None:
         for request in self.live:
-            if request.ends >= 0 or request.eligible > now or self.dice.random() < 0.1:
+            if request.ends >= 0 or request.eligible > now or self.dice.random() < self.load.skips:
                 continue
             left = request.prompt - request.computed
             tokens = min(left, 4) if left > 0 else 1

@@ -10,7 +10,10 @@ import faulthandler
 import importlib
 import importlib.util
 import inspect
+import logging
 import multiprocessing
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -49,11 +52,12 @@ class Scenario:
     p2p: bool = True
     abrupt: bool = False  # shut down with requests alive
     real_runner: bool = False  # vLLM's own update_pp_decode_requests and sample_tokens on ranks that receive
+    stops: int = -1  # the step in which the last rank's process is stopped dead
     patience: float = 60.0  # of every wait, in seconds
 
     @property
     def stock(self) -> Scenario:
-        return replace(self, policies=(), sabotage="", blocking=False)
+        return replace(self, policies=(), sabotage="", blocking=False, stops=-1)
 
 
 @dataclass
@@ -122,10 +126,14 @@ def _gather(pipes: list[Any], deadline: float) -> list[Outcome]:
 
 def _rank(scenario: Scenario, rank: int, meeting: str, gates: list[Any], silences: list[Any], pipe: Any) -> None:
     faulthandler.disable()  # a control that aborts says enough
+    said: list[str] = []
+    log = logging.getLogger("vllm.trtllm_pp_progress")
+    log.addHandler(handler := logging.Handler(logging.WARNING))
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     try:
         pipe.send(_Rank(scenario, rank, meeting, gates, silences).run())
     except BaseException:
-        pipe.send(traceback.format_exc())
+        pipe.send("\n".join([traceback.format_exc(), *said]))
     silences[rank].acquire()  # stay, connections open, until the parent has heard from all and ends this process
 
 
@@ -258,6 +266,10 @@ class _Rank:
         for request, slot in step.added:
             self.live[request] = slot
             self.fed_back[slot] = request
+        if self.last and self.now == self.scenario.stops:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self.rank in step.compiling:  # loading a module waits for the kernels that are resident
+            self.handler.broadcast_stream.synchronize()
         if not size:
             return
         inputs = [self._input(row) for row in step.rows]
@@ -407,14 +419,14 @@ def _handler_class(path: str) -> Any:
     return module.PPHandler
 
 
-def policy(receive: Any, placement: str = "post-model") -> dict[str, Any]:
+def policy(receive: Any, placement: str = "post-model", **more: Any) -> dict[str, Any]:
     """Return the arguments of one rank's policy."""
-    return {"receive": receive, "placement": placement}
+    return {"receive": receive, "placement": placement, **more}
 
 
-def everywhere(scenario: Scenario, receive: Any, placement: str = "post-model") -> Scenario:
+def everywhere(scenario: Scenario, receive: Any, placement: str = "post-model", **more: Any) -> Scenario:
     """Return the scenario with one policy on every rank."""
-    return replace(scenario, policies=(policy(receive, placement),) * scenario.pp_size)
+    return replace(scenario, policies=(policy(receive, placement, **more),) * scenario.pp_size)
 
 
 def compare(ours: list[Outcome], stock: list[Outcome]) -> None:

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtllm_pp_progress.vllm._adapter import Receiver, _Unposted
-from trtllm_pp_progress.vllm._policy import Deferral
+import torch
+
+from trtllm_pp_progress.vllm._adapter import Receiver
+from trtllm_pp_progress.vllm._policy import Deferral, Saved
 
 
 def stale_event() -> None:
     """Leave the event of step T in the slot: it covers nothing, and nothing waits for the receive."""
+    put = Receiver._put
 
-    def launch(self: Receiver, saved: Any) -> None:
-        self._issue(saved.calls)
-        saved.calls.clear()
+    def late(self: Receiver, saved: Any) -> None:
+        put(self, saved)
+        saved.slot.event = torch.cuda.Event()
 
-    Receiver._guard = lambda self, slot: True  # type: ignore[method-assign]
-    Receiver._launch = launch  # type: ignore[method-assign]
+    Receiver._put = late  # type: ignore[method-assign]
 
 
 def lazy_event_alone() -> None:
     """Post a receive when its event is used and never otherwise: one whose rows were all freed is forgotten."""
 
-    def guard(self: Receiver, slot: Any) -> bool:
-        def post(reason: str) -> None:
-            self._launch(next(r.payload for r in self._deferral.slots if r and r.payload.slot is slot))
+    def consume(self: Receiver, stock: Any) -> Any:
+        return lambda *args, **kwargs: stock(*args, **kwargs)
 
-        slot.event = _Unposted(slot, post)
-        return True
-
-    def consume(self: Receiver, stock: Any, args: Any, kwargs: Any) -> Any:
-        outputs = stock(*args, **kwargs)
-        self._deferral.slots.popleft()
-        self._deferral.slots.append(None)
-        return outputs
-
-    Receiver._guard = guard  # type: ignore[method-assign]
     Receiver._consume = consume  # type: ignore[method-assign]
     never_due()
 
@@ -58,12 +49,13 @@ def no_idle_flush() -> None:
 
 def newest_first() -> None:
     """Post what is due after what is younger."""
-    post_aged = Deferral._post_aged
+    begin_step = Deferral.begin_step
 
-    def backwards(self: Deferral[Any], age: int, reason: str) -> int:
-        if not self._saved or self.step - self._saved[0].step < age:
-            return 0
-        self._saved.reverse()
-        return post_aged(self, 0, reason)
+    def backwards(self: Deferral) -> Any:
+        due = begin_step(self)
+        younger = [slot.event for slot in self.queue if slot is not None and type(slot.event) is Saved]
+        for saved in reversed(younger[1:] if due is not None else []):
+            saved.post.__self__._post([saved])
+        return due
 
-    Deferral._post_aged = backwards  # type: ignore[method-assign]
+    Deferral.begin_step = backwards  # type: ignore[method-assign]

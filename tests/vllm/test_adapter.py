@@ -9,8 +9,8 @@ import pytest
 import torch
 from stubs import Event, PendingRecv, PPHandler, Stream
 
-from trtllm_pp_progress.vllm._adapter import Receiver, Source
-from trtllm_pp_progress.vllm._record import Recorder
+from trtllm_pp_progress.vllm._adapter import Receiver, _replacing
+from trtllm_pp_progress.vllm._source import Source
 from trtllm_pp_progress.vllm._stats import StreamTimer
 
 
@@ -84,47 +84,66 @@ def test_a_shadow_over_ours_stays_and_leads_through(posted):
     assert posted[-1] == (3, 1)  # once deferred, not twice
 
 
-def test_broadcasts_of_others_pass_while_recording(posted):
-    """Other groups and threads are not held back, and torch has its own function again afterwards, also on error."""
+def test_broadcasts_of_others_pass_while_a_receive_runs(posted, monkeypatch):
+    """Other groups' are not held back; those of the handler's group are, however they are called."""
     stock = torch.distributed.broadcast
-    group = object()
 
-    def record():
-        with Recorder(group) as calls:
-            torch.distributed.broadcast("mine", src=0, group=group)
-            torch.distributed.broadcast("by position", 0, group)
-            torch.distributed.broadcast("another group's", src=0, group=object())
-            torch.distributed.broadcast("the default group's", src=0)
-            thread = threading.Thread(target=torch.distributed.broadcast, args=("a thread's", 0, group))
-            thread.start()
-            thread.join(10)
-            assert [args[0] for _, args, _ in calls] == ["mine", "by position"]
-            raise KeyError
+    def receive(self):
+        group = self.broadcast_group
+        torch.distributed.broadcast("by position", 3, group)
+        torch.distributed.broadcast("with more", 3, group, False)
+        torch.distributed.broadcast("another way", group=group, async_op=False)
+        torch.distributed.broadcast("another group's", src=0, group=object())
+        torch.distributed.broadcast("the default group's", src=0)
+        self.queue[-1] = PendingRecv(self.broadcast_stream.record_event(), self.step)
 
-    with pytest.raises(KeyError):
-        record()
+    monkeypatch.setattr(PPHandler, "receive", receive)
+    handler = PPHandler()
+    receiver = started(handler)
+    handler.get_prev_sampled_outputs()
+    handler.receive()
+    mine, others = ["by position", "with more", "another way"], ["another group's", "the default group's"]
+    assert posted == others + mine  # the first receive goes out at once
+    handler.get_prev_sampled_outputs()
+    handler.receive()
+    assert posted == others + mine + others
+    receiver.flush("test")
+    assert posted == others + mine + others + mine
     assert torch.distributed.broadcast is stock
-    assert posted == ["another group's", "the default group's", "a thread's"]
 
 
-def test_two_recorders_do_not_put_back_each_others_function(posted):
-    """A second thread's recorder waits its turn, so that torch is as before whoever ends last."""
-    stock, group = torch.distributed.broadcast, object()
-    entered, others = threading.Event(), []
+def test_torch_has_its_own_function_again_after_an_error(posted, monkeypatch):
+    """Whatever the handler raises, and wherever."""
+    stock = torch.distributed.broadcast
+    handler = PPHandler()
+    started(handler)
+    steps(handler, 2)
+    monkeypatch.setattr(handler, "broadcast_stream", None)
+    with pytest.raises(AttributeError):
+        handler.receive()
+    assert torch.distributed.broadcast is stock
 
-    def other():
-        entered.set()
-        with Recorder(group) as calls:
-            torch.distributed.broadcast("other", src=0, group=group)
-        others.extend(calls)
 
-    with Recorder(group) as calls:
-        thread = threading.Thread(target=other)
-        thread.start()
-        assert entered.wait(10)
-        torch.distributed.broadcast("mine", src=0, group=group)
+def test_two_handlers_do_not_put_back_each_others_function(posted, monkeypatch):
+    """A second thread's receive waits its turn, so that torch is as before whoever ends last."""
+    stock, original = torch.distributed.broadcast, PPHandler.receive
+    handlers = [PPHandler(), PPHandler()]
+    entered, thread = [], threading.Thread(target=lambda: steps(handlers[1], 1))
+
+    def receive(self, needed=True):
+        assert _replacing.locked()
+        entered.append(self)
+        if self is handlers[0]:
+            thread.start()
+            assert entered == [self]
+        return original(self, needed)
+
+    monkeypatch.setattr(PPHandler, "receive", receive)
+    for handler in handlers:
+        started(handler)
+    steps(handlers[0], 1)
     thread.join(10)
-    assert (len(calls), len(others)) == (1, 1)
+    assert entered == handlers
     assert torch.distributed.broadcast is stock
 
 
@@ -175,17 +194,72 @@ def test_whoever_uses_the_event_of_a_saved_receive_gets_it_posted(posted):
     assert receiver.counters()["posts_by_reason"]["flush_touched"] == 3
 
 
-def test_an_event_that_never_came_is_an_error_not_a_read(posted, monkeypatch):
-    """Where posting failed, using the event raises: better no token than a wrong one."""
+def test_a_receive_that_is_off_the_queue_is_posted_before_what_is_on_it(posted):
+    """VLLM takes the oldest slot off before it waits; were it unposted by then, it would still go out in its turn."""
     handler = PPHandler()
     started(handler)
-    steps(handler, 2)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: 1 / 0)
-    event = handler.queue[-1].event
-    with pytest.raises(ZeroDivisionError):
-        event.query()
+    steps(handler, 3)
+    handler.queue.popleft()
+    taken = handler.queue.popleft(), handler.queue.popleft()
+    assert taken[1].event.query()
+    assert posted == [(step, number) for step in (1, 2, 3) for number in (0, 1)]
+
+
+def test_a_receive_whose_posting_failed_is_an_error_not_a_read(posted, monkeypatch):
+    """Half of it may be out, so it is not repeated; using it raises, and what is younger can still be posted."""
+
+    def broadcast(tensor, src, group):
+        posted.append(tensor)
+        if tensor == (2, 1):
+            raise OSError("a peer is gone")
+
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    handler = PPHandler()
+    receiver = started(handler)
+    steps(handler, 3)
+    with pytest.raises(OSError, match="peer is gone"):
+        receiver.flush("test")
+    assert receiver.flush("test") == 1
+    assert posted == [(step, number) for step in (1, 2, 3) for number in (0, 1)]
     with pytest.raises(RuntimeError, match="could not be posted"):
-        event.query()
+        handler.queue[-2].event.query()
+    assert handler.queue[-1].event.query()
+
+
+def test_an_error_in_the_middle_of_a_receive_leaves_no_peer_alone(posted, monkeypatch):
+    """What the handler had issued by then goes out as it would have, behind everything older; the policy goes on."""
+    handler = PPHandler()
+    receiver = started(handler)
+    steps(handler, 2)
+    handler.get_prev_sampled_outputs()
+    with monkeypatch.context() as patch:
+        patch.setattr(Stream, "record_event", lambda self: 1 / 0 if len(posted) < 4 else Event([]))
+        with pytest.raises(ZeroDivisionError):
+            handler.receive()
+    assert posted == [(step, number) for step in (1, 2, 3) for number in (0, 1)]
+    steps(handler, 1)
+    receiver.flush("test")
+    assert posted[6:] == [(4, 0), (4, 1)]
+
+
+@pytest.mark.parametrize("rides", [True, False])
+def test_what_is_due_is_posted_on_the_broadcast_stream(posted, monkeypatch, rides):
+    """From inside the handler's receive where that has made it current by then, else by making it current."""
+    handler = PPHandler()
+    stock = PPHandler.receive
+
+    def receive(self, needed=True):
+        with torch.cuda.stream(self.broadcast_stream if rides else self.main_stream):
+            self.broadcast_stream.wait_stream(self.main_stream)
+            return stock(self, needed)
+
+    monkeypatch.setattr(PPHandler, "receive", receive)
+    started(handler)
+    steps(handler, 6)
+    assert handler.broadcast_stream.issued == posted == [(step, number) for step in (1, 2, 3) for number in (0, 1)]
+    assert handler.queue[0].event.covers == posted
+    own = 1 if rides else 3  # the first of all is never due inside a receive
+    assert len(handler.broadcast_stream.waited) == 6 + own
 
 
 def test_the_wait_for_a_late_result_is_timed(posted, monkeypatch):
@@ -202,7 +276,7 @@ def test_the_wait_for_a_late_result_is_timed(posted, monkeypatch):
     receiver.activate()
     steps(handler, 4)
     counters = receiver.counters()
-    assert counters["unready_at_consume"] == 5
+    assert counters["unready_at_consume"] == 7
     monkeypatch.setattr(Event, "query", lambda self: True)
     assert receiver.counters()["waited"]["count"] == 3
 

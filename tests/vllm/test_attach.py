@@ -236,6 +236,6 @@ def test_status_is_plain_values(seen, posted):
     worker, attachment, _ = attached(PPHandler())
     worker.compile_or_warm_up_model()
     assert json.loads(json.dumps(attachment.status()))["settings"] == {
-        "receive": 3, "placement": "post-model", "timing": "off",
+        "receive": 3, "placement": "post-model", "timing": "off", "stall_warning_s": 8.0,
     }  # fmt: skip
     assert json.dumps(status())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from pp_engine import Load
-from pp_world import Broken, Scenario, compare, everywhere, run
+from pp_world import Broken, Scenario, compare, everywhere, policy, run
 
 DEADLINE = 60.0
 ABORTING = Load(steps=200, requests=2, aborts=0.2)
@@ -36,6 +36,15 @@ def test_a_fault_is_noticed(stock_run, sabotage, scenario, message):
 def test_a_backend_that_blocks_its_source_deadlocks(stock_run):
     """With broadcasts that wait for their receivers a delay of 2 locks the pipe up: why CPU backends are refused."""
     scenario = everywhere(Scenario(4, load=Load(steps=100, requests=12), blocking=True, patience=8.0), 2, "pre-model")
+    with pytest.raises(Broken, match=r"did not end|never got"):
+        verdict(scenario, stock_run)
+
+
+@pytest.mark.parametrize("delays", [(1, 2, 3, 1), (3, 3, 3, 1)], ids=["grows", "long"])
+def test_a_delay_that_is_long_near_the_end_of_the_pipe_locks_up_with_a_kernel_load(stock_run, delays):
+    """A host waits for what its neighbour posts only after hearing from it again: why rank-aware is the default."""
+    policies = tuple(policy(delay) for delay in delays)
+    scenario = Scenario(4, seed=29, load=Load(compiles=0.15, drafts=2), policies=policies, patience=8.0)
     with pytest.raises(Broken, match=r"did not end|never got"):
         verdict(scenario, stock_run)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pp_progress.vllm._policy import POST_MODEL, PRE_MODEL, Deferral, State, Tally, delay_for
+from trtllm_pp_progress.vllm._policy import POST_MODEL, PRE_MODEL, Deferral, Lost, Saved, Tally, delay_for
 
 POLICIES = [
     (depth, delay, placement)
@@ -19,37 +21,51 @@ POLICIES = [
 
 
 class Rank:
-    """A deferral that is led through steps, with a log of what it posts."""
+    """A handler's queue that is led through steps under a deferral, with a log of what is posted."""
 
     def __init__(self, depth, delay, placement):
         self.log = []
-        self.deferral = Deferral(depth, delay, placement, self.post)
+        self.queue = deque([None] * depth)
+        self.deferral = Deferral(self.queue, delay, placement)
+        self.now = 0
         self.point = "start"
 
-    def post(self, step):
-        self.log.append((step, self.deferral.step, self.point))
+    def post(self, saved):
+        if saved is not None:
+            self.log.append((saved.payload, self.now, self.point))
+            saved.slot.event = "posted"
+
+    def flush(self, reason="test"):
+        for saved in self.deferral.flush(reason):
+            self.post(saved)
 
     def step(self, receives=True, runs=True):
+        """Run one step; return the step whose receive it consumes."""
+        self.now += 1
         self.point = "start"
-        consumed = self.deferral.begin_step()
+        self.post(self.deferral.begin_step())
+        slot = self.queue.popleft()
+        self.queue.append(None)
+        assert slot is None or slot.event == "posted"
         if runs:
             self.point = "model"
-            self.deferral.after_model()
+            self.post(self.deferral.after_model())
             if receives:
-                self.deferral.save(self.deferral.step)
-        return consumed
+                self.queue[-1] = mine = SimpleNamespace(step=self.now)
+                mine.event = Saved(mine, self.now, self.post)
+        return slot and slot.step
 
 
 @pytest.mark.parametrize(("depth", "delay", "placement"), POLICIES)
 def test_a_busy_pipe_posts_every_receive_at_its_delay(depth, delay, placement):
-    """After the first, each receive goes out exactly `delay` steps after it was saved, at the placement's point."""
+    """Each receive goes out exactly `delay` steps after it was saved, at the placement's point; none is forced."""
     rank = Rank(depth, delay, placement)
     consumed = [rank.step() for _ in range(40)]
-    assert rank.log[0] == (1, 1, "model")
-    expected = [(step, step + delay, "start" if placement == PRE_MODEL else "model") for step in range(2, 41 - delay)]
-    assert rank.log[1:] == expected
-    assert [receive and receive.payload for receive in consumed] == [None] * depth + list(range(1, 41 - depth))
-    assert rank.deferral.tally.posts == {"prime": 1, "due": len(expected)}
+    expected = [(step, step + delay, "start" if placement == PRE_MODEL else "model") for step in range(1, 41 - delay)]
+    assert rank.log == expected
+    assert consumed == [None] * depth + list(range(1, 41 - depth))
+    assert rank.deferral.tally.posts() == {"due": len(expected)}
+    assert rank.deferral.tally.ages() == {delay: len(expected)}
 
 
 @given(
@@ -63,20 +79,18 @@ def test_order_and_completeness_hold_for_any_steps(policy, steps):
     for receives, runs, dice in steps:
         consumed = rank.step(receives, runs)
         if receives and runs:
-            saved.append(rank.deferral.step)
+            saved.append(rank.now)
         posted = [step for step, _, _ in rank.log]
         assert posted == saved[: len(posted)]
         if consumed is not None:
-            assert consumed.state is State.CONSUMED
-            assert consumed.payload == rank.deferral.step - policy[0]
-            assert consumed.payload in posted
+            assert consumed == rank.now - policy[0]
+            assert consumed in posted
         if dice == 0:
-            rank.deferral.flush("test")
+            rank.flush("test")
             assert [step for step, _, _ in rank.log] == saved
-    assert rank.deferral.tally.posts["fallback"] == 0
     delay, placement = policy[1:]
-    assert max(rank.deferral.tally.ages, default=0) <= (delay if placement == PRE_MODEL else delay + 1)
-    rank.deferral.flush("end")
+    assert max(rank.deferral.tally.ages(), default=0) <= (delay if placement == PRE_MODEL else delay + 1)
+    rank.flush("end")
     assert [step for step, _, _ in rank.log] == saved
 
 
@@ -88,7 +102,7 @@ def test_a_hole_stays_a_hole(depth, delay, placement):
         consumed = rank.step(receives=step != 10)
         assert (consumed is None) == (step <= depth or step == 10 + depth)
     assert 10 not in [step for step, _, _ in rank.log]
-    assert {at - step for step, at, _ in rank.log[1:]} == {delay}
+    assert {at - step for step, at, _ in rank.log} == {delay}
 
 
 def test_an_empty_step_is_caught_up_with_before_the_next_model():
@@ -96,12 +110,12 @@ def test_an_empty_step_is_caught_up_with_before_the_next_model():
     rank = Rank(4, 2, POST_MODEL)
     for _ in range(3):
         rank.step()
-    assert rank.log[-1] == (1, 1, "model")
+    assert rank.log == [(1, 3, "model")]
     rank.step(runs=False)  # where step 2 was due
-    assert rank.log[-1] == (1, 1, "model")
+    assert rank.log == [(1, 3, "model")]
     rank.step()
-    assert rank.log[-2:] == [(2, 5, "start"), (3, 5, "model")]
-    assert rank.deferral.tally.posts["catch_up"] == 1
+    assert rank.log[1:] == [(2, 5, "start"), (3, 5, "model")]
+    assert rank.deferral.tally.posts()["catch_up"] == 1
 
 
 def test_pre_model_d_posts_where_post_model_d_minus_1_does():
@@ -110,7 +124,7 @@ def test_pre_model_d_posts_where_post_model_d_minus_1_does():
     for _ in range(20):
         before.step()
         after.step()
-    assert [(step, at - 1) for step, at, _ in before.log[1:]] == [log[:2] for log in after.log[1 : len(before.log)]]
+    assert [(step, at - 1) for step, at, _ in before.log] == [log[:2] for log in after.log[: len(before.log)]]
 
 
 @pytest.mark.parametrize("depth", range(2, 17))
@@ -128,47 +142,37 @@ def test_the_rank_aware_delay_is_always_a_delay(depth):
 def test_a_delay_or_placement_out_of_range_is_refused(depth, delay, placement):
     """The rule itself takes nothing that could be consumed before it is posted."""
     with pytest.raises(ValueError, match="delay="):
-        Deferral(depth, delay, placement, print)
+        Deferral(deque([None] * depth), delay, placement)
 
 
-def test_a_second_receive_in_a_step_posts_the_first():
-    """The handler forgets the first, but its peers are in it already: it must go out, in its turn."""
+def test_an_unposted_receive_cannot_be_used():
+    """Neither one that flushing does not reach nor one whose posting failed passes for an event."""
+    slot = SimpleNamespace()
+    slot.event = Saved(slot, "calls", lambda saved: None)
+    for event in (slot.event, Lost()):
+        with pytest.raises(RuntimeError, match="could not be posted"):
+            event.wait("stream")
+
+
+def test_a_lost_receive_is_not_repeated():
+    """What failed is passed over: it is neither due nor flushed again, and what is younger goes on."""
     rank = Rank(4, 3, POST_MODEL)
     rank.step()
     rank.step()
-    rank.deferral.save("again")
-    assert [step for step, _, _ in rank.log] == [1, 2]
-    rank.deferral.flush("test")
-    assert [step for step, _, _ in rank.log] == [1, 2, "again"]
-
-
-def test_a_post_that_fails_is_not_repeated():
-    """A collective that raised may be half on its way; the next flush goes on behind it."""
-    posted = []
-
-    def post(payload):
-        if payload == "bad":
-            raise OSError("peer is gone")
-        posted.append(payload)
-
-    deferral = Deferral(4, 3, POST_MODEL, post)
-    for payload in ("first", "bad", "good"):
-        deferral.begin_step()
-        deferral.save(payload)
-    with pytest.raises(OSError, match="peer is gone"):
-        deferral.flush("test")
-    assert deferral.flush("again") == 1
-    assert posted == ["first", "good"]
+    rank.queue[-2].event = Lost()
+    rank.flush()
+    assert [step for step, _, _ in rank.log] == [2]
 
 
 def test_a_tally_outlives_its_deferral():
     """What was counted before a warm-up is still there after it."""
-    tally = Tally()
+    tally = Tally(3)
     for _ in range(2):
-        deferral = Deferral(3, 1, POST_MODEL, lambda payload: None, tally)
-        deferral.begin_step()
-        deferral.save("x")
-    assert tally.posts == {"prime": 2}
+        rank = Rank(3, 1, POST_MODEL)
+        rank.deferral = Deferral(rank.queue, 1, POST_MODEL, tally)
+        rank.step()
+        rank.flush()
+    assert tally.posts() == {"test": 2}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -184,8 +188,7 @@ def test_eight_ranks_keep_one_ledger(seed):
         for rank in ranks:
             rank.step(receives, runs)
             if dice.random() < 0.01:
-                rank.deferral.flush("dice")
+                rank.flush("dice")
     for rank in ranks:
-        rank.deferral.flush("end")
+        rank.flush("end")
         assert [step for step, _, _ in rank.log] == broadcast
-        assert rank.deferral.tally.posts["fallback"] == 0

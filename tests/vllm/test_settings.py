@@ -12,7 +12,13 @@ RECEIVE, PLACEMENT = "TRTLLM_PP_PROGRESS_VLLM_RECEIVE", "TRTLLM_PP_PROGRESS_VLLM
 
 def test_off_is_the_default():
     """Without a word from the operator nothing is switched on."""
-    assert load_settings({}) == ReceiveSettings(receive="off", placement="post-model", timing="on")
+    assert load_settings({}) == ReceiveSettings(receive="off", placement="post-model", timing="on", stall_warning_s=8)
+
+
+def test_the_switch_alone_is_rank_aware():
+    """On means the policy that measured best, on every rank its own delay, after the model."""
+    assert load_settings({RECEIVE: "on"}) == load_settings({RECEIVE: "rank-aware"})
+    assert [load_settings({RECEIVE: "on"}).delay(rank, 4) for rank in range(3)] == [3, 2, 1]
 
 
 @pytest.mark.parametrize("value", ["off", "rank-aware", "1", "7", " 3 "])
@@ -23,13 +29,13 @@ def test_one_variable_is_enough(value):
     assert settings.placement == "post-model"
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "x", "", "1.5", "on", "1e3", "nan", "²", "True"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", "", "1.5", "ON", "true", "1e3", "nan", "²", "True"])
 def test_a_value_that_is_none_names_itself_and_the_valid_ones(value):
     """The error is raised when the variable is read, long before a step."""
     with pytest.raises(SettingsError) as error:
         load_settings({RECEIVE: value})
     assert f"{RECEIVE}={value!r}" in str(error.value)
-    assert "off, rank-aware, or a delay in steps from 1 to pp_size - 1" in str(error.value)
+    assert "off, on, rank-aware, or a delay in steps from 1 to pp_size - 1" in str(error.value)
 
 
 @pytest.mark.parametrize(("receive", "pp_size"), [(2, 2), (4, 4), (9, 4)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from trtllm_pp_progress.vllm._stats import StreamTimer
 
 
@@ -58,7 +60,7 @@ def test_events_are_used_again_and_never_more_than_the_limit():
     for _ in range(100):
         span(clock, timer, 1)
         clock["passed"] = clock["now"]
-    assert FakeEvent.made <= 10
+    assert FakeEvent.made <= 17
     clock["passed"] = -1
     for _ in range(100):
         span(clock, timer, 1)
@@ -83,3 +85,14 @@ def test_a_gpu_in_error_does_not_keep_the_summary():
     span(clock, timer, 2)
     clock["broken"] = True
     assert timer.summary()["total_ms"] == 2.0
+
+
+def test_another_thread_hears_what_is_known_and_touches_no_event():
+    """A scrape must not race with the thread that times, nor query an event while that captures a graph."""
+    clock, timer = make()
+    span(clock, timer, 2)
+    clock["passed"] = 2
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(timer.summary).result(10)["count"] == 0
+        assert timer.summary()["count"] == 1
+        assert pool.submit(timer.summary).result(10)["count"] == 1

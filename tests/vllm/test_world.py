@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pp_engine import Load
-from pp_world import Scenario, compare, everywhere, policy, run
+from pp_world import Broken, Scenario, compare, everywhere, policy, run
 
 BUSY = Load(requests=12, arrivals=0.9, aborts=0.02, preemptions=0.02, empties=0.0, lulls=0.0)
+STEADY = Load(requests=16, arrivals=1.0, aborts=0.0, preemptions=0.0, empties=0.0, skips=0.0, lulls=0.0)
 LONELY = Load(requests=1, arrivals=0.3, aborts=0.1, lulls=0.1)
 
 POLICIES = [
@@ -37,7 +39,8 @@ def test_a_policy_changes_nothing_that_the_model_sees(stock_run, size, receive, 
     source = outcomes[-1].status["counters"]
     for rank, counters in enumerate(receivers(outcomes)):
         assert counters["posts"] == source["broadcasts"]  # one ledger
-        assert counters["fallbacks"] == 0
+        # Forced by the very step that consumes: only after an empty step, and only at the longest delay.
+        assert counters["fallbacks"] == counters["age_at_post"].get(size, 0)
         assert counters["consumed"] > 50
         # Before the model of the very next step, which is the empty one at the latest, nothing is left to flush.
         assert (counters["flushes"] > 0) == ((receive, placement) != (1, "pre-model"))
@@ -48,6 +51,18 @@ def test_a_policy_changes_nothing_that_the_model_sees(stock_run, size, receive, 
         assert counters["catch_ups"] == (0 if placement == "pre-model" else counters["age_at_post"].get(delay + 1, 0))
 
 
+@pytest.mark.parametrize("warm_up", [0, 6])
+@pytest.mark.parametrize("receive", [2, "rank-aware"])
+def test_a_kernel_that_is_loaded_for_the_first_time_locks_nothing_up(stock_run, receive, warm_up):
+    """A host that waits in the middle of a step for every broadcast that is posted there gets them all, on any rank.
+
+    Also on the last, over a backend that does not buffer: there the other ranks go on for one step more and no further,
+    and have posted by then what it waits for.
+    """
+    scenario = everywhere(Scenario(4, seed=29, load=Load(compiles=0.15, drafts=2), warm_up=warm_up), receive)
+    compare(run(scenario), stock_run(scenario))
+
+
 @pytest.mark.parametrize("load", [BUSY, LONELY], ids=["busy", "lonely"])
 def test_a_full_and_an_almost_empty_pipe(stock_run, load):
     """At high concurrency almost nothing is caught up with; with one request alive almost everything is."""
@@ -55,8 +70,18 @@ def test_a_full_and_an_almost_empty_pipe(stock_run, load):
     outcomes = run(scenario)
     compare(outcomes, stock_run(scenario))
     for counters in receivers(outcomes):
-        assert counters["fallbacks"] == 0
         assert (counters["catch_ups"] < counters["posts"] / 10) == (load is BUSY)
+
+
+@pytest.mark.parametrize("receive", [1, 3, "rank-aware"])
+def test_nothing_is_forced_in_steady_state(stock_run, receive):
+    """While every step runs the model, nothing has to be caught up with, let alone posted by the step that consumes."""
+    scenario = everywhere(Scenario(4, seed=3, load=STEADY), receive)
+    outcomes = run(scenario)
+    compare(outcomes, stock_run(scenario))
+    for counters in receivers(outcomes):
+        assert counters["posts"] > 300
+        assert (counters["fallbacks"], counters["catch_ups"]) == (0, 0)
 
 
 def test_ranks_may_disagree(stock_run):
@@ -93,6 +118,19 @@ def test_a_shutdown_amid_requests_posts_the_rest(stock_run):
     outcomes = run(scenario)
     compare(outcomes, stock_run(scenario))
     assert all("flush_shutdown" in counters["posts_by_reason"] for counters in receivers(outcomes))
+
+
+@pytest.mark.parametrize("receive", [2, "rank-aware"])
+def test_a_last_rank_that_stops_is_named(stock_run, receive):
+    """Every rank that receives says, before anything times out, who is waited for and since when."""
+    scenario = Scenario(3, seed=31, load=BUSY, stops=60, patience=8.0)
+    with pytest.raises(Broken) as broken:
+        run(everywhere(scenario, receive, stall_warning_s=1.0))
+    for rank in (0, 1):
+        line = rf"pipeline rank {rank} of 3, step (\d+): .*broadcast.* for \d+\.\d s .*waits for rank 2 to send it"
+        steps = [int(step) for step in re.findall(line, str(broken.value))]
+        assert steps, broken.value
+        assert 60 <= steps[-1] <= 60 + 4
 
 
 @pytest.mark.parametrize(("size", "receive"), [(2, 1), (4, "rank-aware")])

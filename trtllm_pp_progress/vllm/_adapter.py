@@ -8,49 +8,30 @@ stream and leaves a slot with an `event` at the end of `queue`.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed
 
-from trtllm_pp_progress.vllm._policy import Deferral, Tally
-from trtllm_pp_progress.vllm._record import Call, Recorder
+from trtllm_pp_progress.vllm._policy import POST_MODEL, Deferral, Lost, Saved, Tally
 from trtllm_pp_progress.vllm._shadow import Shadows
 from trtllm_pp_progress.vllm._stats import StreamTimer
 
-__all__ = ["Receiver", "Source"]
+__all__ = ["Receiver"]
 
 logger = logging.getLogger("vllm.trtllm_pp_progress")  # below vLLM's logger, which alone has a handler in its workers
 
-MOST_BROADCASTS = 3  # tokens, counts, drafts
+MOST_BROADCASTS = 3  # of a step: tokens, counts, drafts
 
+Call = Callable[[], Any]
 
-@dataclass(eq=False)
-class _Saved:
-    """What posting a step's receive takes: its broadcasts, in order and as one unit, and the slot they fill."""
-
-    calls: list[Call]
-    slot: Any
-
-
-class _Unposted:
-    """Stands for the event of a saved receive: whoever uses it gets the receive posted first.
-
-    The event that the handler recorded at T covers nothing. Waiting for it would not fail, but read an unfilled buffer.
-    """
-
-    def __init__(self, slot: Any, post: Callable[[str], Any]) -> None:
-        self._slot = slot
-        self._post = post
-
-    def __getattr__(self, name: str) -> Any:
-        self._post("touched")
-        if self._slot.event is self:
-            raise RuntimeError("a sampled-result receive was about to be consumed but could not be posted")
-        return getattr(self._slot.event, name)
+_dist = torch.distributed
+_replacing = Lock()  # torch's broadcast: whoever replaces it puts back what was there
 
 
 @dataclass
@@ -64,16 +45,17 @@ class Receiver:
     delay: int
     placement: str
     timer: StreamTimer | None = None
-    tally: Tally = field(default_factory=Tally)
     consumed: int = 0
     unready: int = 0
     skipped: int = 0  # steps whose receive was not needed
     trouble: str = ""  # why the policy stood down for good
-    _deferral: Deferral[_Saved] | None = None
+    _deferral: Deferral | None = None
+    _primed: bool = False
+    _rides: bool = False  # whether the handler is known to issue its broadcasts on its broadcast stream
 
     def __post_init__(self) -> None:
         self._shadows = Shadows(self.handler)
-        self._recorder = Recorder(self.handler.broadcast_group)
+        self.tally = Tally(len(self.handler.queue))
 
     @property
     def active(self) -> bool:
@@ -84,12 +66,10 @@ class Receiver:
         """Start to defer; without effect while active, or after trouble."""
         if self.active or self.trouble:
             return
-        depth = len(self.handler.queue)
-        self._deferral = Deferral(depth, self.delay, self.placement, self._launch, self.tally)
-        self._shadows.place("receive", lambda stock: lambda *args, **kwargs: self._receive(stock, args, kwargs))
-        self._shadows.place(
-            "get_prev_sampled_outputs", lambda stock: lambda *args, **kwargs: self._consume(stock, args, kwargs)
-        )
+        self._deferral = Deferral(self.handler.queue, self.delay, self.placement, self.tally)
+        self._primed = False
+        self._shadows.place("receive", self._receive)
+        self._shadows.place("get_prev_sampled_outputs", self._consume)
 
     def deactivate(self, reason: str) -> None:
         """Post everything and give the handler its own methods back."""
@@ -101,51 +81,148 @@ class Receiver:
 
     def flush(self, reason: str) -> int:
         """Post everything that is saved; return how many receives that were."""
-        return self._deferral.flush(reason) if self._deferral is not None else 0
+        return self._flush(f"flush_{reason}")
 
-    def _receive(self, stock: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        deferral = self._deferral
-        if deferral is None:
-            return stock(*args, **kwargs)
-        deferral.after_model()
-        with self._recorder as calls:
-            answer = stock(*args, **kwargs)
-        slot = self.handler.queue[-1]
-        if not calls and slot is None:
+    def _flush(self, reason: str) -> int:
+        saved = self._deferral.flush(reason) if self._deferral is not None else []
+        if saved:
+            self._post(saved)
+        return len(saved)
+
+    # From here to _put every instruction is on the path of every step.
+
+    def _receive(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """Keep back what a receive broadcasts on the handler's group; other groups' broadcasts pass.
+
+        torch's function is replaced while vLLM's receive runs, which is host code of microseconds, and nothing in there
+        waits for a peer. Which thread issues a broadcast does not matter: two threads cannot use one group without an
+        order between them.
+        """
+        queue, ours, due, touched = self.handler.queue, self.handler.broadcast_group, self._ride, self._touched
+        if self.placement != POST_MODEL:
+            due = bool  # type: ignore[assignment]  # nothing is due there
+        calls: list[Call] = []
+        torchs = _dist.broadcast
+
+        # Named as torch names them: a keyword that is a parameter costs no dictionary.
+        def broadcast(tensor: Any, src: Any = None, group: Any = None, *rest: Any, **options: Any) -> Any:
+            if group is not ours:
+                return torchs(tensor, src, group, *rest, **options)
+            if not calls:
+                due()
+            if rest or options:
+                calls.append(partial(torchs, tensor, src, group, *rest, **options))
+            else:
+                calls.append(partial(torchs, tensor, src, group))
+            return None
+
+        def receive(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls, torchs
+            if self._deferral is None:
+                return stock(*args, **kwargs)
+            with _replacing:
+                calls, torchs = [], _dist.broadcast
+                _dist.broadcast = broadcast
+                try:
+                    answer = stock(*args, **kwargs)
+                except Exception:
+                    self._post_now("error", calls)  # as many as vLLM itself would have issued
+                    raise
+                finally:
+                    _dist.broadcast = torchs
+            slot = queue[-1]
+            if calls and self._primed and hasattr(slot, "event"):
+                slot.event = Saved(slot, calls, touched)
+            else:
+                self._unusual(calls, slot)
+            return answer
+
+        return receive
+
+    def _unusual(self, calls: list[Call], slot: Any) -> None:
+        """Deal with the first receive, with one that nobody needs, and with what is not understood."""
+        if slot is None and not calls:
             self.skipped += 1
-        elif 0 < len(calls) <= MOST_BROADCASTS and self._guard(slot):
-            deferral.save(_Saved(calls, slot))
-        else:
-            self._stand_down(f"a receive issued {len(calls)} broadcasts and left a {type(slot).__name__}", calls)
-        return answer
-
-    def _guard(self, slot: Any) -> bool:
-        """Put a guard in the place of the slot's event; False where the slot has none or keeps it."""
-        if not hasattr(slot, "event"):
-            return False
+            due = self._deferral.after_model() if self._deferral is not None else None
+            if due is not None:  # there was no broadcast that it could ride on
+                self._post([due])
+            return
+        known = 0 < len(calls) <= MOST_BROADCASTS and hasattr(slot, "event")
         try:
-            slot.event = _Unposted(slot, self.flush)
+            if known:
+                slot.event = Saved(slot, calls, self._touched)
         except AttributeError:
-            return False
-        return True
+            known = False
+        if not known:
+            self._stand_down(calls, slot)
+        elif not self._primed:
+            self._primed = True
+            self._flush("prime")  # it creates the communicator where no warm-up did
 
-    def _stand_down(self, trouble: str, calls: list[Call]) -> None:
-        """Give up for good: post what was recorded, and let the main stream wait for it whatever the slot says."""
-        # The first receive of all tells, when nothing older is saved: posting this one here keeps the order in any
-        # case.
-        self.deactivate("trouble")
-        self._issue(calls)
-        self.handler.main_stream.wait_stream(self.handler.broadcast_stream)
-        self.trouble = trouble
-        logger.error("receives are posted as vLLM does from now on: %s", trouble)
+    def _consume(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        queue = self.handler.queue
 
-    def _consume(self, stock: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        receive = self._deferral.begin_step() if self._deferral is not None else None
-        if receive is None:
-            return stock(*args, **kwargs)
-        self.consumed += 1
-        if receive.payload.slot.event.query():
-            return stock(*args, **kwargs)
+        def get_prev_sampled_outputs(*args: Any, **kwargs: Any) -> Any:
+            deferral = self._deferral
+            if deferral is None:
+                return stock(*args, **kwargs)
+            due = deferral.begin_step()
+            if due is not None:
+                self._post([due])
+            slot = queue[0]
+            if slot is None:
+                return stock(*args, **kwargs)
+            self.consumed += 1
+            if slot.event.query():
+                return stock(*args, **kwargs)
+            return self._late(stock, args, kwargs)
+
+        return get_prev_sampled_outputs
+
+    def _ride(self) -> None:
+        """Post what is due from inside the handler's own receive: on its stream, behind the model, at no extra cost."""
+        due = self._deferral.after_model()  # type: ignore[union-attr]
+        if due is not None:
+            if self._rides or self._on_stream():
+                self._put(due)
+            else:
+                self._post([due])
+
+    def _put(self, saved: Saved) -> None:
+        """Issue a receive on the current stream, with an event behind it."""
+        try:
+            for broadcast in saved.payload:
+                broadcast()
+            saved.slot.event = self.handler.broadcast_stream.record_event()
+        except Exception:
+            saved.slot.event = Lost()
+            raise
+
+    def _post(self, receives: list[Saved]) -> None:
+        """Post receives behind the main stream's work so far, as the handler does at T."""
+        if not torch.is_inference_mode_enabled():  # as a flush between steps; the buffers were made in it
+            with torch.inference_mode():
+                return self._post(receives)
+        stream = self.handler.broadcast_stream
+        with torch.cuda.stream(stream):
+            stream.wait_stream(self.handler.main_stream)
+            for saved in receives:
+                self._put(saved)
+
+    def _touched(self, saved: Saved) -> None:
+        """Post a receive whose event is used by somebody the policy does not know of, in its turn."""
+        receives = self._deferral.flush("flush_touched") if self._deferral is not None else []
+        if saved not in receives:  # off the queue already, and so older than everything on it
+            receives.insert(0, saved)
+        self._post(receives)
+
+    def _on_stream(self) -> bool:
+        """Whether the handler is on its broadcast stream where it issues its broadcasts."""
+        self._rides = torch.cuda.current_stream() == self.handler.broadcast_stream
+        return self._rides
+
+    def _late(self, stock: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Consume a result that has not come yet: the main stream will wait."""
         self.unready += 1
         if self.timer is None:
             return stock(*args, **kwargs)
@@ -157,86 +234,32 @@ class Receiver:
             self.timer.stop(start, self.handler.main_stream)
         return outputs
 
-    def _launch(self, saved: _Saved) -> None:
-        saved.slot.event = self._issue(saved.calls)
-        saved.calls.clear()  # from here on the slot alone decides how long the buffers live
+    def _stand_down(self, calls: list[Call], slot: Any) -> None:
+        """Give up for good: post what is not posted, and let the main stream wait for it whatever the slot says."""
+        self.trouble = f"a receive issued {len(calls)} broadcasts and left a {type(slot).__name__}"
+        self._post_now("trouble", calls)
+        self.deactivate("trouble")
+        self.handler.main_stream.wait_stream(self.handler.broadcast_stream)
+        logger.error("receives are posted as vLLM does from now on: %s", self.trouble)
 
-    def _issue(self, calls: list[Call]) -> Any:
-        """Post broadcasts behind the main stream's work so far, as the handler does at T, and return their event."""
-        if not torch.is_inference_mode_enabled():  # as a flush between steps; the buffers were made in it
-            with torch.inference_mode():
-                return self._issue(calls)
-        stream = self.handler.broadcast_stream
-        with torch.cuda.stream(stream):
-            stream.wait_stream(self.handler.main_stream)
-            for broadcast, args, kwargs in calls:
-                broadcast(*args, **kwargs)
-            return stream.record_event()
+    def _post_now(self, reason: str, calls: list[Call]) -> None:
+        """Post a step's broadcasts, if any, behind everything older: the peers are in them or will be."""
+        if calls:
+            self.flush(reason)
+            self._post([Saved(SimpleNamespace(), calls, self._touched)])
 
     def counters(self) -> dict[str, Any]:
         """Return what happened so far, in plain numbers."""
-        posts = self.tally.posts
+        posts = self.tally.posts()
         return {
             "posts": sum(posts.values()),
-            "catch_ups": posts["catch_up"],
-            "fallbacks": posts["fallback"],
+            "catch_ups": posts.get("catch_up", 0),
+            "fallbacks": self.tally.counts["catch_up"][-1],  # posted by the very step that consumes
             "flushes": sum(count for reason, count in posts.items() if reason.startswith("flush_")),
-            "posts_by_reason": dict(sorted(posts.items())),
-            "age_at_post": dict(sorted(self.tally.ages.items())),
+            "posts_by_reason": posts,
+            "age_at_post": self.tally.ages(),
             "skipped": self.skipped,
             "consumed": self.consumed,
             "unready_at_consume": self.unready,
             "waited": self.timer.summary() if self.timer else None,
-        }
-
-
-class Source:
-    """The last rank: posts as ever; only timed, from a result's being ready to its broadcast's being done."""
-
-    trouble = ""
-
-    def __init__(self, handler: Any, timer: StreamTimer | None = None) -> None:
-        self.handler = handler
-        self.timer = timer
-        self.active = False
-        self.issued: Counter[str] = Counter()
-        self._shadows = Shadows(handler)
-
-    def activate(self) -> None:
-        """Start to time broadcasts."""
-        self.active = True
-        for name in ("broadcast", "broadcast_drafts"):
-            self._shadows.place(name, partial(self._timed, name))
-
-    def deactivate(self, reason: str) -> None:
-        """Give the handler its own methods back."""
-        self.active = False
-        self._shadows.remove()
-
-    def flush(self, reason: str) -> int:
-        """Post nothing: the source never holds anything back."""
-        return 0
-
-    def _timed(self, name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
-        def issue(*args: Any, **kwargs: Any) -> Any:
-            if not self.active:
-                return stock(*args, **kwargs)
-            start = self.timer.start(self.handler.main_stream) if self.timer else None
-            answer = stock(*args, **kwargs)
-            issued = getattr(self.handler, "sampled_tokens_broadcast", True)  # not every step needs a broadcast
-            self.issued[name] += issued
-            if self.timer and start and issued:
-                self.timer.stop(start, self.handler.broadcast_stream)
-            elif self.timer and start:
-                self.timer.cancel(start)
-            return answer
-
-        return issue
-
-    def counters(self) -> dict[str, Any]:
-        """Return what happened so far, in plain numbers."""
-        return {
-            "broadcasts": self.issued["broadcast"],
-            "draft_broadcasts": self.issued["broadcast_drafts"],
-            "residency": self.timer.summary() if self.timer else None,
         }

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from trtllm_pp_progress.vllm import _gates
-from trtllm_pp_progress.vllm._adapter import Receiver, Source
+from trtllm_pp_progress.vllm._adapter import Receiver
 from trtllm_pp_progress.vllm._gates import Facts, ReceiveRefused
 from trtllm_pp_progress.vllm._settings import ReceiveSettings
 from trtllm_pp_progress.vllm._shadow import Shadows
+from trtllm_pp_progress.vllm._source import Source
 from trtllm_pp_progress.vllm._stats import StreamTimer
+from trtllm_pp_progress.vllm._watch import StallWatch
 
 __all__ = ["Attachment", "attachments"]
 
@@ -65,9 +67,11 @@ class Attachment:
         else:
             self.policy = Receiver(handler, delay, settings.placement, timer)
         self.worker = worker
+        self.steps = 0
+        self._watch = StallWatch(self._busy, lambda: self.steps, self._stalled, settings.stall_warning_s)
         self._shadows = Shadows(worker)
         self._shadows.place("compile_or_warm_up_model", self._after_warm_up)
-        self._shadows.place("execute_model", self._flush_when_idle)
+        self._shadows.place("execute_model", self._around_step)
         self._shadows.place("shutdown", self._at_shutdown)
         for name in BOUNDARIES:
             self._shadows.place(name, partial(self._flush_before, name))
@@ -76,6 +80,7 @@ class Attachment:
 
     def detach(self) -> None:
         """Post everything and give the worker and its handler their own methods back."""
+        self._watch.stop()
         self.policy.deactivate("detach")
         self._shadows.remove()
         attachments.discard(self)
@@ -91,21 +96,27 @@ class Attachment:
             "trouble": self.policy.trouble,
             "delay": receiver.delay if receiver else None,
             "settings": asdict(self.settings),
+            "steps": self.steps,
+            "stalls": self._watch.stalls,
+            "stalled_s": round(self._watch.stalled_s(), 3),
             "counters": self.policy.counters(),
         }
 
     def _after_warm_up(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> Any:
             # A pending receive can block the load of a kernel's first use, and graphs are captured here.
+            self._watch.stop()
             self.policy.deactivate("warm_up")
             answer = stock(*args, **kwargs)
             self.policy.activate()
+            self._watch.start()
             return answer
 
         return compile_or_warm_up_model
 
-    def _flush_when_idle(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_step(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            self.steps += 1
             answer = stock(scheduler_output, *args, **kwargs)
             # The last word of the engine before it falls silent is an empty step that finishes the last request.
             empty = not scheduler_output.total_num_scheduled_tokens
@@ -124,6 +135,7 @@ class Attachment:
 
     def _at_shutdown(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def shutdown(*args: Any, **kwargs: Any) -> Any:
+            self._watch.stop()
             try:
                 self.policy.deactivate("shutdown")
             except Exception as error:  # a dead peer or communicator must not keep the worker from going
@@ -132,6 +144,24 @@ class Attachment:
             return stock(*args, **kwargs)
 
         return shutdown
+
+    def _busy(self) -> bool:
+        stream = self.policy.handler.broadcast_stream
+        device = getattr(stream, "device", None)
+        if device is not None:
+            torch.cuda.set_device(device)  # of the watching thread, which would else open a context on the first GPU
+        return not stream.query()
+
+    def _stalled(self, seconds: float, over: bool) -> None:
+        """Log a stall with everything that says where to look."""
+        source = self.facts.pp_size - 1
+        where = f"pipeline rank {self.facts.rank} of {self.facts.pp_size}, step {self.steps}"
+        if over:
+            logger.warning("%s: sampled-result broadcasts went on after %.1f s", where, seconds)
+            return
+        peers = f"rank {source} to send it" if self.facts.rank != source else "the other ranks to receive it"
+        text = "%s: a sampled-result broadcast has been under way for %.1f s and no step has begun: it waits for %s"
+        logger.warning(text, where, seconds, peers)
 
 
 def _timing_event() -> Any:

@@ -1,7 +1,8 @@
 """When to post a receive: the whole rule, without vLLM, torch or a clock.
 
 Words, all counted in engine steps (an empty step counts too):
-- A receive belongs to the step T that saved it and is consumed at the start of step T + depth (depth = pp_size).
+- A receive belongs to the step T that saved it and is consumed at the start of step T + depth (depth = pp_size). A step
+  that receives nothing has none; one that does has it saved, then posted, then consumed.
 - Its *age* at step S is S - T. It is *due* once its age reaches the delay, at the placement's point of the step: before
   the model (the start of the step) or after it (the model's work and the activation send are queued by then).
 - A step without a model run never reaches the point after the model; what was due there is *caught up* with at the
@@ -13,45 +14,31 @@ unposted.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any
 
-__all__ = ["POST_MODEL", "PRE_MODEL", "Deferral", "Receive", "State", "Tally", "delay_for"]
-
-P = TypeVar("P")
+__all__ = ["POST_MODEL", "PRE_MODEL", "Deferral", "Lost", "Saved", "Tally", "delay_for"]
 
 PRE_MODEL, POST_MODEL = "pre-model", "post-model"
+UNPOSTED = "a sampled-result receive was about to be consumed but could not be posted"
 
 
-class State(Enum):
-    """How far a step's receive has come; a step that receives nothing has no receive (ABSENT is None)."""
-
-    SAVED = "saved"
-    POSTED = "posted"
-    CONSUMED = "consumed"
-
-
-SAVED, POSTED, CONSUMED = State  # an enumeration's attribute is slow to look up
-
-
-@dataclass
 class Tally:
-    """What was posted when; one for the life of a handler, while deferrals come and go with warm-ups."""
+    """How many were posted, by why and by age in steps; one for the life of a handler, through every warm-up."""
 
-    posts: Counter[str] = field(default_factory=Counter)  # by why it was posted then
-    ages: Counter[int] = field(default_factory=Counter)  # by age at posting, in steps
+    def __init__(self, depth: int) -> None:
+        self.counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (depth + 1))
 
+    def posts(self) -> dict[str, int]:
+        """Return the counts by why."""
+        sums = {reason: sum(ages) for reason, ages in sorted(self.counts.copy().items())}  # others may be counting
+        return {reason: count for reason, count in sums.items() if count}
 
-@dataclass(eq=False)
-class Receive(Generic[P]):
-    """One step's receive: `payload` is what posting it takes, frozen when it was saved."""
-
-    payload: P
-    step: int
-    state: State = SAVED
+    def ages(self) -> dict[int, int]:
+        """Return the counts by age at posting, in steps."""
+        sums = [sum(counts) for counts in zip(*self.counts.copy().values(), strict=True)]
+        return {age: count for age, count in enumerate(sums) if count}
 
 
 def delay_for(rank: int, depth: int) -> int:
@@ -63,80 +50,86 @@ def delay_for(rank: int, depth: int) -> int:
     return depth - 1 - rank
 
 
-class Deferral(Generic[P]):
-    """A pipeline rank's receives in flight, oldest first: mirrors the handler's own queue slot by slot.
+class Saved:
+    """A receive that is not posted: `payload` is what posting it takes. Stands in its slot for the event.
 
-    `post` posts one payload; it is called in the order of the steps, once for each saved receive, by the thread that
-    calls the methods below. The first receive is posted at once: it creates the communicator where no warm-up did, and
-    it is the one on which the adapter finds out whether it understands the handler, with nothing older at stake.
+    The event that the handler recorded at T covers nothing. Waiting for it would not fail, but read an unfilled buffer;
+    whoever uses this one gets the receive posted first.
     """
 
-    def __init__(
-        self, depth: int, delay: int, placement: str, post: Callable[[P], None], tally: Tally | None = None
-    ) -> None:
+    __slots__ = ("payload", "post", "slot")
+
+    def __init__(self, slot: Any, payload: Any, post: Callable[[Saved], Any]) -> None:
+        self.slot = slot
+        self.payload = payload
+        self.post = post
+
+    def __getattr__(self, name: str) -> Any:
+        self.post(self)
+        if self.slot.event is self:
+            raise RuntimeError(UNPOSTED)
+        return getattr(self.slot.event, name)
+
+
+class Lost:
+    """Stands in a slot for the event of a receive whose posting failed: half of it may be out, so it is not repeated.
+
+    Whoever uses it gets an error: better no token than a wrong one.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(UNPOSTED)
+
+
+class Deferral:
+    """Says which of a handler's receives are to be posted now; each is returned until its slot has a real event.
+
+    `queue` is the handler's own, one place for each of the last `depth` steps, oldest first: None for a step that
+    receives nothing, or a slot, whose `event` is a Saved until the receive is posted. Every step asks for the one age
+    that has become due since the step before; none is above depth, so what a step consumes is posted by its start at
+    the latest.
+    """
+
+    def __init__(self, queue: deque[Any], delay: int, placement: str, tally: Tally | None = None) -> None:
+        depth = len(queue)
         if not 0 < delay < depth or placement not in (PRE_MODEL, POST_MODEL):
             valid = f"0 < delay < {depth}, {PRE_MODEL} or {POST_MODEL}"
             raise ValueError(f"delay={delay}, placement={placement!r} are not valid: {valid}")
-        self.delay = delay
-        self.placement = placement
-        self.step = 0
-        self.slots: deque[Receive[P] | None] = deque([None] * depth)
-        self.tally = tally or Tally()
-        self._saved: deque[Receive[P]] = deque()  # of the slots, those still to be posted
-        self._post = post
-        self._primed = False
+        self.queue = queue
+        self.tally = Tally(depth) if tally is None else tally
+        start, reason = (delay, "due") if placement == PRE_MODEL else (delay + 1, "catch_up")
+        # Places in the queue: at a step's start its own place is not there yet.
+        self._start, self._start_age, self._start_ages = depth - start, start, self.tally.counts[reason]
+        self._late, self._delay, self._late_ages = depth - 1 - delay, delay, self.tally.counts["due"]
 
-    def begin_step(self) -> Receive[P] | None:
-        """Start the next step: post what is due or was missed, then hand out the receive that this step consumes."""
-        self.step += 1
-        if self.placement == PRE_MODEL:
-            self._post_aged(self.delay, "due")
-        else:
-            self._post_aged(self.delay + 1, "catch_up")
-        consumed = self.slots[0]
-        if consumed is not None:
-            self.post_through(consumed, "fallback")
-            consumed.state = CONSUMED
-        self.slots.popleft()
-        self.slots.append(None)
-        return consumed
+    def begin_step(self) -> Saved | None:
+        """Return the receive that is due before the model of the step that begins, or was missed.
 
-    def after_model(self) -> None:
-        """Mark that this step's model work is queued: post what is due after it."""
-        if self.placement == POST_MODEL:
-            self._post_aged(self.delay, "due")
+        To be called before the handler takes the oldest slot off.
+        """
+        slot = self.queue[self._start]
+        if slot is None or slot.event.__class__ is not Saved:
+            return None
+        self._start_ages[self._start_age] += 1
+        saved: Saved = slot.event
+        return saved
 
-    def save(self, payload: P) -> Receive[P]:
-        """Keep this step's receive for later."""
-        if self.slots[-1] is not None:  # a second receive in one step: the handler forgets the first, its peers do not
-            self.flush("overwritten")
-        receive = self.slots[-1] = Receive(payload, self.step)
-        self._saved.append(receive)
-        if not self._primed:
-            self._primed = True
-            self.post_through(receive, "prime")
-        return receive
+    def after_model(self) -> Saved | None:
+        """Return the receive that is due now that this step's model work is queued."""
+        slot = self.queue[self._late]
+        if slot is None or slot.event.__class__ is not Saved:
+            return None
+        self._late_ages[self._delay] += 1
+        saved: Saved = slot.event
+        return saved
 
-    def flush(self, reason: str) -> int:
-        """Post everything that is saved; return how many that were."""
-        return self._post_aged(0, f"flush_{reason}")
-
-    def post_through(self, receive: Receive[P], reason: str) -> None:
-        """Post `receive` if it still is to be, every older one first."""
-        while receive.state is SAVED:
-            self._post_oldest(reason)
-
-    def _post_aged(self, age: int, reason: str) -> int:
-        posted = 0
-        while self._saved and self.step - self._saved[0].step >= age:
-            self._post_oldest(reason)
-            posted += 1
-        return posted
-
-    def _post_oldest(self, reason: str) -> None:
-        # Taken off first: if posting raises, the collective may be half on its way and must not go out twice.
-        receive = self._saved.popleft()
-        receive.state = POSTED
-        self.tally.posts[reason] += 1
-        self.tally.ages[self.step - receive.step] += 1
-        self._post(receive.payload)
+    def flush(self, reason: str) -> list[Saved]:
+        """Return everything that is saved, oldest first."""
+        saved = [
+            (age, slot.event)
+            for age, slot in zip(range(len(self.queue) - 1, -1, -1), self.queue, strict=True)
+            if getattr(slot, "event", None).__class__ is Saved
+        ]
+        for age, _ in saved:
+            self.tally.counts[reason][age] += 1
+        return [receive for _, receive in saved]

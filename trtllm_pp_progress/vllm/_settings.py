@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtllm_pp_progress._settings import PREFIX, SettingsError, choice, load, setting
+from trtllm_pp_progress._settings import PREFIX, SettingsError, choice, load, number, setting
 from trtllm_pp_progress.vllm._policy import POST_MODEL, PRE_MODEL, delay_for
 
 __all__ = ["OFF", "RANK_AWARE", "VLLM_PREFIX", "ReceiveSettings", "SettingsError", "load_settings"]
 
 VLLM_PREFIX = PREFIX + "VLLM_"
-OFF, RANK_AWARE = "off", "rank-aware"
+OFF, ON, RANK_AWARE = "off", "on", "rank-aware"
 
 
 def _receive(value: Any) -> str | int:
     """Parse the `receive` setting: a name, or a delay in steps whose upper end only pp_size can tell."""
     text = str(value)
-    if text in (OFF, RANK_AWARE):
-        return text
+    if text in (OFF, ON, RANK_AWARE):
+        return RANK_AWARE if text == ON else text  # what the switch alone means: the policy that measured best
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise SettingsError(f"{OFF}, {RANK_AWARE}, or a delay in steps from 1 to pp_size - 1")
+        raise SettingsError(f"{OFF}, {ON}, {RANK_AWARE}, or a delay in steps from 1 to pp_size - 1")
     return int(text)
 
 
@@ -30,12 +30,15 @@ class ReceiveSettings:
     """When ranks that are not the last post the receive of a step's sampled result."""
 
     receive: str | int = setting(
-        OFF, _receive, "off (vLLM as it is), rank-aware (when the last rank has the result), or a delay in steps"
+        OFF, _receive, "off (vLLM as it is), on or rank-aware (when the last rank has the result), or a delay in steps"
     )
     placement: str = setting(
         POST_MODEL, choice(PRE_MODEL, POST_MODEL), "where in its step a receive is posted, before or after the model"
     )
     timing: str = setting("on", choice("on", "off"), "time waits and the source's broadcasts with CUDA events")
+    stall_warning_s: float = setting(
+        8.0, number(float, 0.1, 86400), "a broadcast under way this long while no step begins is logged, in seconds"
+    )
 
     def __post_init__(self) -> None:
         if self.receive == RANK_AWARE and self.placement != POST_MODEL:
@@ -50,7 +53,7 @@ class ReceiveSettings:
         if self.receive >= pp_size:
             raise SettingsError(
                 f"{VLLM_PREFIX}RECEIVE={self.receive} is not valid with pp_size={pp_size}: "
-                f"{OFF}, {RANK_AWARE}, or a delay in steps from 1 to {pp_size - 1}"
+                f"{OFF}, {ON}, {RANK_AWARE}, or a delay in steps from 1 to {pp_size - 1}"
             )
         return self.receive
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
 __all__ = ["StreamTimer"]
+
+BATCH = 16  # spans that are left open until they are looked at
 
 
 class Event(Protocol):
@@ -27,7 +30,7 @@ class StreamTimer:
     """Adds up spans between pairs of events; a pair is read once its end has passed, later and in passing.
 
     Never synchronises, and never holds more than `limit` pairs: while the GPU is that far behind, spans are dropped and
-    counted as such.
+    counted as such. Events are touched by the thread that made the timer alone: asked by another, it tells what it has.
     """
 
     def __init__(self, new_event: Callable[[], Event], limit: int = 256) -> None:
@@ -37,6 +40,7 @@ class StreamTimer:
         self.longest_ms = 0.0
         self._new_event = new_event
         self._limit = limit
+        self._thread = threading.get_ident()
         self._spare: list[Event] = []
         self._open: deque[tuple[Event, Event]] = deque()
 
@@ -48,7 +52,7 @@ class StreamTimer:
 
     def stop(self, start: Event, stream: Any) -> None:
         """Mark the end of a span, on the same stream or another."""
-        if len(self._open) >= self._limit // 2:
+        if len(self._open) >= min(BATCH, self._limit):
             self.collect()
         if len(self._open) >= self._limit:
             self.dropped += 1
@@ -72,8 +76,9 @@ class StreamTimer:
 
     def summary(self) -> dict[str, float]:
         """Return how many spans were read so far and how many dropped, their sum and the longest, in milliseconds."""
-        with suppress(RuntimeError):  # a GPU in error answers no queries; what was read before still counts
-            self.collect()
+        if threading.get_ident() == self._thread:
+            with suppress(RuntimeError):  # a GPU in error answers no queries; what was read before still counts
+                self.collect()
         return {
             "count": self.count,
             "total_ms": round(self.total_ms, 3),
