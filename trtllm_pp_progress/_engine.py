@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from trtllm_pp_progress._handles import UnknownShapeError, complete_now
@@ -131,17 +132,17 @@ class Engine:
             self._leave(sends, record.slot, record.handle, error)
 
     def _posted(self, table: HandleTable, slot: int, handle: Any) -> None:
-        # Upstream passes here on its critical path, so this is short. Nobody else knows the handle yet: no lock.
-        sends, posted, polls = table.sends, self.clock(), 0
+        # Upstream passes here on its critical path, so this is short, and locks only what retire() has to wait for.
+        sends, posted, polls, most = table.sends, self.clock(), 0, self.tests_at_post()
         try:
-            most = 0 if self.retired else self.tests_at_post()
-            while polls < most:
-                polls += 1
-                if complete_now(handle):
-                    sends.counters.posts += 1
-                    sends.count_completion(posted, self.clock())
-                    clear_slot(table, slot)
-                    return
+            with sends.lock if most else nullcontext():
+                while polls < most and not self.retired:
+                    polls += 1
+                    if complete_now(handle):
+                        sends.counters.posts += 1
+                        sends.count_completion(posted, self.clock())
+                        clear_slot(table, slot)
+                        return
         except (AttributeError, TypeError):
             pass  # another shape, which a drive finds out
         except Exception as error:  # not to be tested again: some requests raise once, then answer yes
@@ -198,8 +199,7 @@ class Engine:
         """Leave every send to upstream from now on; returns once no thread is testing one."""
         self.retired = True
         self.standby.stop()
-        tables, plain = list(self.tables.values()), list(self._plain.values())
-        for sends in (*(table.sends for table in tables), *(sends for _, sends in plain)):
+        for sends in [table.sends for table in list(self.tables.values())] + [s for _, s in list(self._plain.values())]:
             with sends.lock:
                 sends.fresh.clear()
                 sends.pending.clear()

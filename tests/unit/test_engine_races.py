@@ -481,6 +481,26 @@ def test_a_post_during_a_drive_is_driven_before_the_next_sleep():
     assert (late.tests, table) == (1, [None, None])
 
 
+def test_retire_waits_for_the_tests_at_a_post_and_ends_them():
+    """MPI may be finalized right after retire(): the relay's burst on its own send is over by then."""
+    engine, retiring, early, seen = Engine(SETTINGS), threading.Event(), [], []
+    engine.tests_at_post = lambda: 1000
+    engine.standby.stop = retiring.set  # what retire() does after it has said so
+    other = threading.Thread(target=lambda: (engine.retire(), seen.append(handle.tests)), daemon=True)
+
+    def inside():
+        if handle.tests == 3:
+            other.start()
+            early.append(not retiring.wait(LIMIT_S))
+            other.join(0.05)
+            early.extend(seen)
+
+    handle = FakeRequest(NEVER, inside=inside)
+    engine.table("send_handles", [None])[0] = handle
+    join(other)
+    assert (early, seen, handle.tests) == ([False], [3], 3)
+
+
 # Everything at once
 
 
