@@ -134,6 +134,22 @@ def _work(seconds: float, hold_gil: bool) -> None:
             row += 1
 
 
+class _Regressed(UpstreamLoop):
+    """The relay of eras B, D and E, whole in one class as upstream's is: install() refuses a part."""
+
+    def _broadcast_sample_state_loop(self) -> None:
+        super()._broadcast_sample_state_loop()
+
+    def _ring_broadcast_sample_state(self, batch: BatchStatePP) -> None:
+        super()._ring_broadcast_sample_state(batch)
+
+    def wait_on_pp_send_handles(self, send_handles: list[Any], microbatch_id: int) -> None:
+        super().wait_on_pp_send_handles(send_handles, microbatch_id)
+
+    def _executor_loop_cleanup(self) -> None:
+        super()._executor_loop_cleanup()
+
+
 class _Oneshot(UpstreamLoop, POLICIES["oneshot"]):  # type: ignore[misc]
     """#14850's burst, recorded."""
 
@@ -146,7 +162,7 @@ class _Oneshot(UpstreamLoop, POLICIES["oneshot"]):  # type: ignore[misc]
 def executor_class(policy: str) -> type[UpstreamLoop]:
     """Return upstream's loop with the relay of a policy; that of `patched` is the regressed one, to install on."""
     if policy in ("regressed", PATCHED):
-        return UpstreamLoop
+        return _Regressed
     if policy == "oneshot":
         return _Oneshot
     return type(f"{policy.capitalize()}Loop", (UpstreamLoop, POLICIES[policy]), {})

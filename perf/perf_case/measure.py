@@ -84,7 +84,7 @@ def abort_on_thread_errors(comm: Any) -> None:
 
 def run(comm: Any, policy: str, stage: Any, load: Load) -> Run | None:
     """Run a load with one policy; collective, returns on rank 0 only. The stage is used again by the next run."""
-    patch: Any = trtllm_pp_progress.install(UpstreamLoop) if policy == PATCHED else contextlib.nullcontext()
+    patch: Any = trtllm_pp_progress.install(executor_class(policy)) if policy == PATCHED else contextlib.nullcontext()
     with patch:
         dist = RecordedDist(comm)
         stage.begin()
