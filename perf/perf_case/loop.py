@@ -106,6 +106,21 @@ class UpstreamLoop(HostExecutor):
             self._executed_batch_num = len(batches)
         self._propagate_executed_batch_num(slot)  # the others handle theirs in it
 
+
+def _work(seconds: float, hold_gil: bool) -> None:
+    """Keep the CPU busy with small torch operations, as making inputs does: each gives the GIL up for a moment.
+
+    With `hold_gil` nobody else gets it meanwhile, as in a long stretch of plain Python.
+    """
+    row, until = torch.zeros(64), time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not hold_gil:
+            row += 1
+
+
+class _Turns(UpstreamLoop):
+    """Relays that test or wait for what they sent."""
+
     def start_worker(self) -> None:
         """Start both threads."""
         self.relaying = threading.Lock()
@@ -123,34 +138,7 @@ class UpstreamLoop(HostExecutor):
             super().wait_on_pp_send_handles(send_handles, microbatch_id)
 
 
-def _work(seconds: float, hold_gil: bool) -> None:
-    """Keep the CPU busy with small torch operations, as making inputs does: each gives the GIL up for a moment.
-
-    With `hold_gil` nobody else gets it meanwhile, as in a long stretch of plain Python.
-    """
-    row, until = torch.zeros(64), time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not hold_gil:
-            row += 1
-
-
-class _Regressed(UpstreamLoop):
-    """The relay of eras B, D and E, whole in one class as upstream's is: install() refuses a part."""
-
-    def _broadcast_sample_state_loop(self) -> None:
-        super()._broadcast_sample_state_loop()
-
-    def _ring_broadcast_sample_state(self, batch: BatchStatePP) -> None:
-        super()._ring_broadcast_sample_state(batch)
-
-    def wait_on_pp_send_handles(self, send_handles: list[Any], microbatch_id: int) -> None:
-        super().wait_on_pp_send_handles(send_handles, microbatch_id)
-
-    def _executor_loop_cleanup(self) -> None:
-        super()._executor_loop_cleanup()
-
-
-class _Oneshot(UpstreamLoop, POLICIES["oneshot"]):  # type: ignore[misc]
+class _Oneshot(_Turns, POLICIES["oneshot"]):  # type: ignore[misc]
     """#14850's burst, recorded."""
 
     def progress_pp_send_handles(self, *arguments: Any, **named: Any) -> None:
@@ -162,10 +150,10 @@ class _Oneshot(UpstreamLoop, POLICIES["oneshot"]):  # type: ignore[misc]
 def executor_class(policy: str) -> type[UpstreamLoop]:
     """Return upstream's loop with the relay of a policy; that of `patched` is the regressed one, to install on."""
     if policy in ("regressed", PATCHED):
-        return _Regressed
+        return UpstreamLoop
     if policy == "oneshot":
         return _Oneshot
-    return type(f"{policy.capitalize()}Loop", (UpstreamLoop, POLICIES[policy]), {})
+    return type(f"{policy.capitalize()}Loop", (_Turns, POLICIES[policy]), {})
 
 
 def record_drives(executor: UpstreamLoop) -> None:

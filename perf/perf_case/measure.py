@@ -15,7 +15,7 @@ from typing import Any
 import trtllm_pp_progress
 from perf_case.loop import PATCHED, UpstreamLoop, executor_class, record_drives
 from perf_case.record import Notes, RecordedDist
-from trtllm_pp_progress.host import Request
+from trtllm_pp_progress.host import HostExecutor, Request
 
 __all__ = ["Load", "RankNotes", "Run", "abort_on_thread_errors", "groups", "run"]
 
@@ -84,7 +84,7 @@ def abort_on_thread_errors(comm: Any) -> None:
 
 def run(comm: Any, policy: str, stage: Any, load: Load) -> Run | None:
     """Run a load with one policy; collective, returns on rank 0 only. The stage is used again by the next run."""
-    patch: Any = trtllm_pp_progress.install(executor_class(policy)) if policy == PATCHED else contextlib.nullcontext()
+    patch: Any = trtllm_pp_progress.install(HostExecutor) if policy == PATCHED else contextlib.nullcontext()
     with patch:
         dist = RecordedDist(comm)
         stage.begin()

@@ -18,7 +18,7 @@ from click.testing import CliRunner  # noqa: E402
 from perf_case import engines, figure, trtllm, verdict  # noqa: E402
 from perf_case.case import FORM, PUBLISHED, CaseError, parse, scaled  # noqa: E402
 from perf_case.evidence import hops, overlap, subtract, summarise, union  # noqa: E402
-from perf_case.loop import UpstreamLoop  # noqa: E402
+from perf_case.loop import executor_class  # noqa: E402
 from perf_case.measure import RankNotes, Run, groups  # noqa: E402
 from perf_case.record import Notes  # noqa: E402
 
@@ -363,7 +363,7 @@ def test_two_threads_never_wait_on_one_request_together():
             entered.set()
             assert leave.wait(30)
 
-    executor = object.__new__(UpstreamLoop)
+    executor = object.__new__(executor_class("flush"))
     executor.dist = SimpleNamespace(inside=nullcontext)
     executor.send_handles, executor.relaying = [Request()], threading.Lock()
     threads = [
