@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import statistics
 import sys
 import tempfile
 import traceback
@@ -248,7 +249,7 @@ def _trtllm(
     if good is not None:
         failures = verdict.threshold_failures(rows | {"flush": [{"tokens_per_s": good}]}, kernels=False)
     else:
-        rate = {policy: verdict.median(row["tokens_per_s"] for row in runs) for policy, runs in rows.items()}
+        rate = {policy: statistics.median(row["tokens_per_s"] for row in runs) for policy, runs in rows.items()}
         failures = [] if rate["patched"] > rate["regressed"] else ["patched is not faster than regressed"]
     for policy, runs in rows.items():
         click.echo(f"{policy}: {', '.join(format(row['tokens_per_s'], '.2f') for row in runs)} tokens/s")

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from trtllm_pp_progress.bench._rows import quantile
+
 if TYPE_CHECKING:
     from perf_case.measure import Run
 
@@ -143,9 +145,9 @@ def summarise(run: Run) -> dict[str, Any]:
     shares = {name: round(seconds / whole, 4) for name, seconds in parts.items()}
     shares["idle"] = round(1 - sum(parts.values()) / whole, 4)
     transfers = {
-        f"{sender}->{(sender + 1) % len(spans)}": sorted(
+        f"{sender}->{(sender + 1) % len(spans)}": [
             (total(found[step][i]["parked"]) + total(found[step][i]["wire"])) * 1e3 for step in steps
-        )
+        ]
         for i, sender in enumerate(senders(len(spans)))
     }
     starts = [spans[0][step][0] for step in steps]
@@ -160,7 +162,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "transfer_ms": {
             hop: {"p50": _q(ms, 0.5), "p99": _q(ms, 0.99), "max": _q(ms, 1)} for hop, ms in transfers.items()
         },
-        "parked_ms": {q: _q(sorted(ms for all_ in transfers.values() for ms in all_), v) for q, v in QUANTILES},
+        "parked_ms": {q: _q([ms for all_ in transfers.values() for ms in all_], v) for q, v in QUANTILES},
         "reentry_ms": [round(rank.reentry_s * 1e3, 4) for rank in run.ranks],
         "cpu_cores": [round(rank.cpu_cores, 3) for rank in run.ranks],
         "polls_per_step": round(max(rank.polls / max(1, rank.steps) for rank in run.ranks), 1),
@@ -173,8 +175,8 @@ def summarise(run: Run) -> dict[str, Any]:
 QUANTILES = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
 
 
-def _q(ordered: Sequence[float], quantile: float) -> float:
-    return round(ordered[min(len(ordered) - 1, int(quantile * len(ordered)))], 4) if ordered else 0.0
+def _q(values: Sequence[float], share: float) -> float:
+    return round(quantile(values, share), 4)
 
 
 def _shown(run: Run, found: dict[int, list[dict[str, Any]]], steps: list[int]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -55,18 +56,18 @@ def _rates(rows: dict[str, list[dict[str, Any]]]) -> Table:
     )
     for name in names:
         table.add_column(name, justify="left" if name == "policy" else "right")
-    good = verdict.median(run["tokens_per_s"] for run in rows["flush"]) if rows.get("flush") else None
+    good = median(run["tokens_per_s"] for run in rows["flush"]) if rows.get("flush") else None
     for policy, runs in rows.items():
-        rate = verdict.median(run["tokens_per_s"] for run in runs)
-        parked = [verdict.median(run["parked_ms"][q] for run in runs) for q in ("p50", "p99", "max")]
+        rate = median(run["tokens_per_s"] for run in runs)
+        parked = [median(run["parked_ms"][q] for run in runs) for q in ("p50", "p99", "max")]
         table.add_row(
             policy,
             f"{rate:.2f}",
             "-" if good is None else f"{rate / good:.3f}",
-            f"{verdict.median(run['step_ms_p50'] for run in runs):.3f}",
+            f"{median(run['step_ms_p50'] for run in runs):.3f}",
             *(f"{ms:.3f}" for ms in parked),
-            f"{verdict.median(run['polls_per_step'] for run in runs):.1f}",
-            f"{verdict.median(sum(run['cpu_cores']) / len(run['cpu_cores']) for run in runs):.2f}",
+            f"{median(run['polls_per_step'] for run in runs):.1f}",
+            f"{median(sum(run['cpu_cores']) / len(run['cpu_cores']) for run in runs):.2f}",
             str(sum(run["wrong"] for run in runs)),
         )
     return table

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
-__all__ = ["CLEAR", "KERNEL_SPREAD", "THRESHOLD", "kernel_ms", "median", "threshold_failures", "token_failures"]
+__all__ = ["CLEAR", "KERNEL_SPREAD", "THRESHOLD", "kernel_ms", "threshold_failures", "token_failures"]
 
 THRESHOLD = 0.83  # upstream fails below 223.19 of the good relay's 269.29 tokens/s (NVIDIA/TensorRT-LLM#14850)
 CLEAR = 0.95  # of the threshold, which no regressed run may exceed: else the detector cannot detect
@@ -59,10 +60,3 @@ def threshold_failures(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, kerne
 def kernel_ms(run: Mapping[str, Any]) -> float:
     """Return the computing time of one step over all ranks."""
     return float(sum(run["kernel_ms"]))
-
-
-def median(values: Any) -> float:
-    """Return the middle one, or the mean of the two in the middle."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return float(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)

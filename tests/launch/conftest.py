@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from jobs import KILLED, ROOT, on_ranks
 
 import trtllm_pp_progress
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT_S = 80  # only a fault makes a job reach it
-KILLED = 124  # what ci/mpi.sh exits with where its deadline ended the job
 HUNG = "Timeout (0:"  # what the deadline of a shutdown prints, before the stacks
-LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 PATHS = [Path(trtllm_pp_progress.__file__).parents[1], ROOT / "tests", ROOT / "tests" / "mpi"]
 
 
@@ -67,21 +65,8 @@ def only_open_mpi():
 
 def start(ranks, deadline, *arguments, cwd=ROOT, **environment):
     """Run `python ARGUMENTS` on that many ranks, for `deadline` seconds at most."""
-    # Not what a launcher of this process may have left: a job in a job is refused.
-    own = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    own |= {"PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
-    own |= environment
-    done = subprocess.run(
-        ["bash", ROOT / "ci" / "mpi.sh", str(ranks), str(deadline), *map(str, arguments)],
-        cwd=cwd,
-        env=own,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=deadline + 60,
-        check=False,
-    )
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, PATHS))} | environment
+    done = on_ranks(ranks, deadline, *arguments, cwd=cwd, **environment)
     return Job(done.returncode, done.stdout, time.time())
 
 

@@ -1,12 +1,10 @@
 """`python -m trtllm_pp_progress bench` as a user starts it: on its own, and under somebody's mpirun."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from jobs import alone
 
 ROW = {
     "scenario",
@@ -53,16 +51,7 @@ def test_a_missing_launcher_is_said_in_one_line(tmp_path):
     """Neither beside this Python nor on the path."""
     python = str(tmp_path / "python")
     code = f"import sys, trtllm_pp_progress.cli as cli; sys.executable = {python!r}; cli.main(['bench'])"
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**own, "PATH": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = alone(60, "-c", code, PATH=str(tmp_path))
     assert_one_line(done.returncode, done.stdout, "Error: mpirun was not found")
 
 
@@ -74,14 +63,7 @@ def test_a_tiny_run_writes_the_documented_rows(job, tmp_path, own):
     options = ["--pp", 2, "--policies", policies, "--repeat", 1, "--steps", 10, "--compute-ms", 1, "--payload", 20000]
     options += ["--reentry-ms", 5, "--json", path]
     if own:
-        done = subprocess.run(
-            [sys.executable, *BENCH, *map(str, options)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = alone(100, *BENCH, *options)
         rc, output = done.returncode, done.stdout
     else:
         done = job(2, 100, *BENCH, *options)
@@ -119,14 +101,7 @@ def test_a_setting_is_measured_beside_the_relays(tmp_path):
     """`eager` has an mpirun of its own, and a row in the same table and file."""
     path = tmp_path / "bench.json"
     options = ["--pp", 2, "--policies", "flush,eager", "--repeat", 1, "--steps", 10, "--reentry-ms", 5, "--json", path]
-    done = subprocess.run(
-        [sys.executable, *BENCH, *map(str, options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = alone(110, *BENCH, *options)
     assert done.returncode == 0, done.stdout
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert [(row["policy"], row["wrong"]) for row in rows] == [("flush", 0), ("eager", 0)]

@@ -4,10 +4,9 @@ That TCP parks and posix shared memory moves was measured on Open MPI with UCX; 
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
+from jobs import alone
 
 PROBE = ["-m", "trtllm_pp_progress", "probe", "--sizes", "256,1000000"]
 KEYS = {"bytes", "wire_ms", "isend_ms", "away_ms", "waited_ms", "moves", "driven_ms", "polls"}
@@ -71,15 +70,8 @@ def test_a_fabric_that_moves_by_itself_is_told(job, tmp_path, environment, size)
 def test_it_starts_mpirun_itself_and_tells_one_transport_from_the_other(tmp_path):
     """One row of tables each; the worst is the exit code."""
     path = tmp_path / "probe.json"
-    command = [sys.executable, "-m", "trtllm_pp_progress", "probe", "--transport", "tcp,default", "--sizes", "300000"]
-    done = subprocess.run(
-        [*command, "--json", path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    command = ["-m", "trtllm_pp_progress", "probe", "--transport", "tcp,default", "--sizes", "300000"]
+    done = alone(110, *command, "--json", path)
     assert done.returncode == 1, done.stdout
     written = json.loads(path.read_text(encoding="utf-8"))
     assert [run["transport"] for run in written["runs"]] == ["tcp", "default"]

@@ -7,7 +7,7 @@ from unittest import mock
 from doubles import MPIDist, Request, executor_class, set_mpi_comm
 from mpi4py.util import pkl5
 from outside import LIMIT_S
-from rings import until
+from rings import finish
 
 import trtllm_pp_progress
 from trtllm_pp_progress.host import RingStage, connect_pipeline
@@ -44,9 +44,8 @@ def generate(executor, steps, concurrency):
     return [request.tokens for request in sorted(done, key=lambda request: request.request_id)]
 
 
-def settle(executor, line):
-    """Let a relay that waits for its sends finish before anybody shuts down: see rings.settle()."""
+def settle(executor, line, steps):
+    """Let a relay that waits for its sends finish before anybody shuts down."""
     line.meet()  # rank 0 has all tokens
-    until(lambda: executor.executed_batch_queue.empty() and executor.executed_batch_queue.not_empty._waiters)
-    until(lambda: all(handle is None or handle.get_status() for handle in executor.send_handles))
+    finish(executor, steps)
     line.meet()

@@ -43,17 +43,22 @@ def generate(executor, steps, concurrency=1, first_id=0):
 
 
 def settle(executor, line, steps):
-    """Let every relay finish `steps` batches, and its sends, before anybody shuts down.
+    """Let every relay that tests or waits for what it sent finish before anybody shuts down: see finish()."""
+    line.meet()  # rank 0 has all tokens
+    if type(executor) in TESTING and type(executor.send_handles) is list:  # not patched
+        finish(executor, steps)
+    line.meet()
+
+
+def finish(executor, steps):
+    """Return once the relay is through with `steps` batches and their sends.
 
     Relay and cleanup of `flush` and `oneshot` would meet in one request, which is erroneous in MPI: seen to hang, and
     to abort in Open MPI. An idle rank 0 does not enter MPI, so its last send is driven here.
     """
     relay = executor.executed_batch_queue
-    line.meet()  # rank 0 has all tokens
-    if type(executor) in TESTING and type(executor.send_handles) is list:  # not patched
-        until(lambda: relay.unfinished_tasks == steps and relay.empty() and relay.not_empty._waiters)
-        until(lambda: all(handle is None or handle.get_status() for handle in executor.send_handles))
-    line.meet()
+    until(lambda: relay.unfinished_tasks == steps and relay.empty() and relay.not_empty._waiters)
+    until(lambda: all(handle is None or handle.get_status() for handle in executor.send_handles))
 
 
 def assert_all_sent(executor):

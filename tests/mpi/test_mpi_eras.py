@@ -31,7 +31,7 @@ def live(comm, line, era, patched, **arguments):
             assert sorted(itertools.chain(*tokens)) == list(range(STEPS * CONCURRENCY))
             assert all(row == sorted(row) and len(row) == STEPS for row in tokens)
         if era == "C" and not patched:
-            settle(executor, line)
+            settle(executor, line, STEPS * CONCURRENCY)
         executor.shutdown()
     assert executor._event_loop_error is None
     assert (executor.wrong, executor.steps) == (0, STEPS * CONCURRENCY)

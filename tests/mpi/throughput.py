@@ -44,7 +44,7 @@ def run(comm, line, era, is_async, patched, steps):
             generate(executor, steps, 1)
         rate = steps / (time.monotonic() - started)
         if era == "C" and not patched:
-            settle(executor, line)
+            settle(executor, line, steps)
         executor.shutdown()
     assert executor.wrong == 0
     return rate

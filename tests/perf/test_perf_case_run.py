@@ -4,26 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from jobs import KILLED, ROOT, on_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
 CASE = "qwen3_0.6b-bench-pytorch-bfloat16-maxbs:512-maxnt:2048-input_output_len:8000,1000-reqs:256-con:{}-pp:{}-gpus:{}"
-KILLED = 124
 LIMIT_S = 240  # only a fault makes a job reach it
-LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 
 
 def start(ranks, deadline, *arguments, **environment):
     """Run `python ARGUMENTS` on that many ranks; return the exit code and what was written."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    own |= {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)} | environment
-    done = subprocess.run(
-        ["bash", ROOT / "ci" / "mpi.sh", str(ranks), str(deadline), *map(str, arguments)],
-        cwd=ROOT, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        timeout=deadline + 60, check=False,
-    )  # fmt: skip
+    done = on_ranks(ranks, deadline, *arguments, **{"PYTHONPATH": str(ROOT)} | environment)
     return done.returncode, done.stdout
 
 

@@ -2,22 +2,20 @@
 
 import csv
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from jobs import no_rank
 
 PERF = Path(__file__).parents[2] / "perf"
-LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 
 
 def script(name, *options):
     """Run one of perf's scripts and return how it ended."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     command = [sys.executable, PERF / f"{name}.py", *map(str, options)]
-    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, env=no_rank(), capture_output=True, text=True, timeout=110, check=False)
 
 
 def rows(path):
