@@ -51,8 +51,9 @@ class DecoderStage:
         rows, self._rows = self._rows, None
         chunks = [_chunk(request) for request in requests]
         total = sum(len(chunk.ids) for chunk in chunks)
-        if not self.model.first and (rows is None or len(rows) != total):
-            raise ValueError(f"a batch of {total} rows got an activation of {'none' if rows is None else len(rows)}")
+        arrived = 0 if rows is None else len(rows)
+        if not self.model.first and arrived != total:
+            raise ValueError(f"a batch of {total} rows got an activation of {arrived}")
         if not chunks:
             if not self.model.last:
                 self._wire.send(torch.empty(0, self.model.hidden))

@@ -61,6 +61,27 @@ def test_the_ring_notices_a_wrong_payload(comm, line):
     assert executor.wrong == (0 if comm.rank == comm.size - 1 else 1)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_loop_that_fails_as_it_ends_is_an_error_of_shutdown(comm, line):
+    """All responses are there by then, so nothing else would say that messages may have been left behind."""
+    with executor_of(comm, "patched", reentry_s=0.005) as executor:
+        forward = executor.stage.forward
+
+        def fail_at_the_end(requests):
+            host = forward(requests)
+            if not requests:
+                raise LookupError("the last batch")
+            return host
+
+        executor.stage.forward = fail_at_the_end
+        if comm.rank == 0:
+            generate(executor, 4)
+        settle(executor, line, 4)
+        with pytest.raises(RuntimeError, match=rf"the executor loop of rank {comm.rank} failed"):
+            executor.shutdown()
+    assert isinstance(executor.error, LookupError)
+
+
 @pytest.mark.parametrize("policy", ["regressed", "patched", "patched-flush"])
 def test_two_executors_one_after_the_other_in_a_process(comm, line, policy):
     """Upstream builds one to estimate the KV cache, shuts it down and builds a second one."""

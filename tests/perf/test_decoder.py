@@ -346,8 +346,9 @@ def test_a_stage_of_a_pipeline_passes_an_empty_batch_on(wires):
     last = DecoderStage(SimpleNamespace(first=False, last=True, hidden=8), after, "none", SimpleNamespace)
     assert last.receive(20)
     assert last.forward([]) is None
-    with pytest.raises(ValueError, match="a batch of 0 rows got an activation of none"):
-        last.forward([])
+    with pytest.raises(ValueError, match="a batch of 1 rows got an activation of 0"):
+        last.forward([SimpleNamespace(request_id=0, tokens=[3], computed=1)])
+    assert last.forward([]) is None  # ranks that need no waking get none
 
 
 def test_every_size_can_be_cut_into_four():

@@ -109,15 +109,17 @@ class HostExecutor:
         """Return `count` finished requests of rank 0, in order of completion; TimeoutError, or what ended the loop."""
         with self.response_cv:
             arrived = self.response_cv.wait_for(lambda: len(self.finished) >= count or self.is_shutdown, timeout)
-            if self.error is not None:
-                raise RuntimeError(f"the executor loop of rank {self.dist.pp_rank} failed") from self.error
+            self._raise_error()
             if not arrived:
                 raise TimeoutError(f"{len(self.finished)} of {count} responses after {timeout} s")
             taken, self.finished = self.finished[:count], self.finished[count:]
             return taken
 
     def shutdown(self) -> None:
-        """End both threads, in upstream's order; no join has a timeout, as upstream's have none."""
+        """End both threads, in upstream's order; no join has a timeout, as upstream's have none.
+
+        Raises RuntimeError, once both have ended, from what ended the loop too early.
+        """
         if self.dist.is_first_pp_rank:
             self._scheduler.requests.put(None)
         self.shutdown_event.wait()
@@ -125,6 +127,11 @@ class HostExecutor:
         self.executed_batch_queue.put(None)
         self.broadcast_sample_state_handler.join()
         self.worker_started = False
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self.error is not None:
+            raise RuntimeError(f"the executor loop of rank {self.dist.pp_rank} failed") from self.error
 
     # The executor thread
 
