@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from trtllm_pp_progress._handles import UnknownShapeError, complete_now
@@ -26,9 +25,8 @@ UNCERTAIN_POLLS = 10_000  # then a handle that may only complete in wait() is le
 class Engine:
     """Drives the pending sends of one executor; every method may be called from any thread.
 
-    `identify` returns (rank, peer) for messages; `clock` and `pause` are seconds and a sleep. The idle wait sets
-    `tests_at_post` and `wake_driver`: how often to test a send on the thread that posted it, and what to call when it
-    is not complete then. `standby` drives when nobody here does.
+    `identify` returns (rank, peer) for messages; `clock` and `pause` are seconds and a sleep. The idle wait sets how
+    often the thread that posts a send tests it, and what to call if that is not enough. `standby` drives in silences.
     """
 
     def __init__(
@@ -75,11 +73,11 @@ class Engine:
             self._drive(send_handles, self._sends(send_handles), budget, range(len(send_handles))[microbatch_id])
         return send_handles[microbatch_id] is None
 
-    def drive(self) -> bool:
-        """Drive every pending send of every table, one budget a table; true when none is left."""
+    def drive(self, once: bool = False) -> bool:
+        """Drive every pending send of every table, one budget a table or `once` each; true when none is left."""
         for table in list(self.tables.values()):
-            if table.sends:
-                self._drive(table, table.sends, self.settings.max_polls)
+            if known := len(table.sends):
+                self._drive(table, table.sends, known if once else self.settings.max_polls)
         return not self.pending
 
     def _drive(self, handles: Any, sends: Sends, budget: int, only: int | None = None) -> None:
@@ -97,7 +95,8 @@ class Engine:
                 for record in records[: budget - polls]:
                     polls += 1
                     self._test(handles, sends, record)
-                records = [record for record in records if sends.pending.get(record.slot) is record]
+                if records := [record for record in records if sends.pending.get(record.slot) is record]:
+                    self.standby.arm()
             sends.counters.drives += 1
             sends.counters.exhausted += bool(records)
             for record in records:
@@ -132,10 +131,10 @@ class Engine:
             self._leave(sends, record.slot, record.handle, error)
 
     def _posted(self, table: HandleTable, slot: int, handle: Any) -> None:
-        # Upstream passes here on its critical path, so this is short, and locks only what retire() has to wait for.
+        # Upstream passes here on its critical path, so this is short, and waits for no lock.
         sends, posted, polls, most = table.sends, self.clock(), 0, self.tests_at_post()
-        try:
-            with sends.lock if most else nullcontext():
+        if most and sends.lock.acquire(blocking=False):
+            try:
                 while polls < most and not self.retired:
                     polls += 1
                     if complete_now(handle):
@@ -143,15 +142,16 @@ class Engine:
                         sends.count_completion(posted, self.clock())
                         clear_slot(table, slot)
                         return
-        except (AttributeError, TypeError):
-            pass  # another shape, which a drive finds out
-        except Exception as error:  # not to be tested again: some requests raise once, then answer yes
-            with sends.lock:
+                    self.standby.arm()
+            except (AttributeError, TypeError):
+                pass  # another shape, which a drive finds out
+            except Exception as error:  # not to be tested again: some requests raise once, then answer yes
                 sends.counters.posts += 1
                 self._leave(sends, slot, handle, error)
-            return
-        finally:
-            sends.counters.polls += polls
+                return
+            finally:
+                sends.counters.polls += polls
+                sends.lock.release()
         if not self.retired:
             sends.fresh.append((slot, handle, posted))
             self.wake_driver()

@@ -19,9 +19,10 @@ class ProgressQueue(queue.Queue[Any]):
     """The relay thread's queue: upstream's `get()` becomes the progress engine's turn.
 
     While a send is pending, a blocking get() without a timeout alternates between a drive and a short wait for the next
-    batch, backing off; once all are complete the back-off starts anew. While none is pending it is a plain blocking
-    get: no MPI call and no timed wake-up. A send that another thread posts wakes it, but is given `GRACE_S` before the
-    first drive: that thread is about to enter MPI itself, as a rule. Any other get() is queue.Queue's.
+    batch, backing off; once all are complete the back-off starts anew. With a batch there already, each pending send is
+    tested once. While none is pending it is a plain blocking get: no MPI call and no timed wake-up. A send that another
+    thread posts wakes it, but is given `GRACE_S` before the first drive: that thread is about to enter MPI itself, as a
+    rule. Any other get() is queue.Queue's.
 
     None, upstream's order to leave the loop, is handed out once the pending sends are drained (`Engine.drain`, bounded
     by its deadline): eras B to D free the communicator right after.
@@ -47,8 +48,8 @@ class ProgressQueue(queue.Queue[Any]):
         self.consumer = threading.get_ident()
         engine, standby = self._engine, self._engine.standby
         pauses = engine.settings.backoff()
-        if engine.pending and self.empty():
-            engine.drive()
+        if engine.pending:
+            engine.drive(once=not self.empty())  # what is complete by now is to be known, but a batch comes first
         while True:
             with self.mutex:
                 if not self._qsize():
@@ -71,6 +72,8 @@ class ProgressQueue(queue.Queue[Any]):
         if item is None:
             engine.drain()
             standby.stop()
+        else:
+            standby.leave(lambda: engine.pending)
         return item
 
     def _pause(self, pause: float) -> None:

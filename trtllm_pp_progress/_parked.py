@@ -70,6 +70,9 @@ class Parked:
         with suppress(Empty):
             self._entering.get(timeout=self._silence_s)
 
+    def receiving(self) -> None:
+        """Do nothing: the thread is in MPI anyway."""
+
     def idle(self) -> None:
         """Note that nothing is pending: a one-byte send to ourselves releases the thread."""
         with self._turn:

@@ -47,6 +47,15 @@ class Standby:
                 if not pending():
                     self._driver.idle()
 
+    def leave(self, pending: Callable[[], bool]) -> None:
+        """As rest(), with the Python driver about to sit in a receive: inside MPI, as a rule, where it drives too."""
+        if self._driver is not None:
+            with self._lock:
+                if pending():
+                    self._driver.receiving()
+                else:
+                    self._driver.idle()
+
     def overslept(self, late_s: float) -> None:
         """Take note that the Python driver came back so much too late, if nobody stood in for it."""
         if self._driver is None and late_s >= SILENT_S:

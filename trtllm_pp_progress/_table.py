@@ -62,9 +62,9 @@ class Sends:
     left: dict[int, Any] = field(default_factory=dict)
     displaced: list[Pending] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        """Whether anything may be pending."""
-        return bool(self.fresh or self.pending)
+    def __len__(self) -> int:
+        """How many sends may be pending."""
+        return len(self.fresh) + len(self.pending)
 
     def discover(self, slot: int, handle: Any, now: float) -> None:
         """Note what is in a slot of a plain list, which does not report what is written to it."""

@@ -46,13 +46,14 @@ def test_with_nothing_pending_a_get_is_one_untimed_wait(clock):
 
 
 def test_an_item_that_is_there_is_returned_without_a_wait(clock):
-    """A relay that has work is not held up by pending sends."""
+    """A relay that has work is not held up by pending sends: one test each, which clears what is complete by now."""
     rig = Rig(clock)
     rig.queue.put("batch")
-    handle = rig.post(FakeRequest(NEVER))
-    tests = handle.tests
+    handles = [rig.post(FakeRequest(answer), slot) for slot, answer in enumerate([NEVER, 1, NEVER])]
+    tests = [handle.tests for handle in handles]
     assert rig.queue.get() == "batch"
-    assert (rig.wait.timeouts, handle.tests) == ([], tests)
+    assert (rig.wait.timeouts, [handle.tests for handle in handles]) == ([], [n + 1 for n in tests])
+    assert list(rig.table[:3]) == [handles[0], None, handles[2]]
 
 
 def test_a_pending_send_is_driven_between_timed_waits_that_back_off(clock):

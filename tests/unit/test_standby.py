@@ -114,13 +114,22 @@ def rig(clock, driver, *script):
 
 
 def test_the_relay_arms_it_while_it_drives_and_rests_it_before_it_sleeps(clock):
-    """Armed at every pause between drives; at rest when the relay sleeps with nothing pending."""
+    """Armed by tests in vain and at every pause; at rest when the relay sleeps, or leaves, with nothing pending."""
     driver = FakeDriver()
     _, relay, table = rig(clock, driver, None, None, lambda: relay.put("batch"))
     table[0] = FakeRequest(6)
     assert driver.told == ["driven"]
     assert relay.get() == "batch"
-    assert driver.told == ["driven"] * 3 + ["idle"]
+    assert driver.told == ["driven"] * 8 + ["idle"] * 2
+
+
+def test_a_burst_at_the_post_arms_it_at_every_test(clock):
+    """A burst may last longer than the silence: the relay is at work all the while."""
+    driver = FakeDriver()
+    engine, _, table = rig(clock, driver)
+    engine.tests_at_post = lambda: 5
+    table[0] = FakeRequest(NEVER)
+    assert driver.told == ["driven"] * 6
 
 
 def test_a_post_arms_it_before_it_wakes_the_relay(clock):
@@ -133,7 +142,7 @@ def test_a_post_arms_it_before_it_wakes_the_relay(clock):
         lambda: relay.put("batch"),
     )
     assert relay.get() == "batch"
-    assert driver.told == ["idle", "driven", "driven"]
+    assert driver.told == ["idle", "driven", "driven", "receiving"]
 
 
 def test_none_and_retiring_stop_it(clock):

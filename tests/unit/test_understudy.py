@@ -17,7 +17,7 @@ from fakes import elsewhere
 
 from trtllm_pp_progress import _understudy
 from trtllm_pp_progress._parked import Parked
-from trtllm_pp_progress._understudy import Probe, Understudy, UnderstudyUnavailable
+from trtllm_pp_progress._understudy import PATIENCE, Probe, Understudy, UnderstudyUnavailable
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 20.0  # only a fault makes a wait reach it
@@ -142,6 +142,20 @@ def test_state_follows_the_driver(driver):
     until(lambda: driver.ticks > 0)
     driver.idle()
     assert driver.state == "idle"
+
+
+def test_a_driver_in_a_receive_is_given_more_time(understudy):
+    """It drives from there, and is back at work with its next drive; with nothing pending there is nothing to note."""
+    one = understudy(silence_s=0.05)
+    one.receiving()
+    assert (one.state, one.ticks) == ("idle", 0)
+    one.driven()
+    one.receiving()
+    ahead_s = (one._shared.driven_ns - time.monotonic_ns()) * 1e-9
+    assert 0 < ahead_s <= PATIENCE * 0.05
+    one.driven()
+    assert one._shared.driven_ns <= time.monotonic_ns()
+    until(lambda: one.ticks > 0)
 
 
 @pytest.mark.parametrize("armed", [True, False])
