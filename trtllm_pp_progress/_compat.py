@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
+from trtllm_pp_progress._settings import PUMP_PERIOD
+
 __all__ = [
     "ASYNC",
     "PARTIAL",
@@ -147,7 +149,7 @@ def examine(executor: Any, verdict: Compatibility) -> Compatibility:
     if not found["thread_multiple"]:
         return judged(PARTIAL, "MPI runs below THREAD_MULTIPLE: the relay thread keeps out of it, waits are bounded")
     if verdict.era == "H" and started and not found["pump"]:
-        return judged(PARTIAL, "upstream's progress pump is off (TLLM_PP_MPI_PROGRESS_POLL_MS), and so is ours")
+        return judged(PARTIAL, f"upstream's progress pump is off ({PUMP_PERIOD}), and so is ours")
     found["driven"] = True
     if verdict.action == PARTIAL and relays:
         return judged(PATCH, "the relay thread relays, as in era D")

@@ -20,8 +20,8 @@ from trtllm_pp_progress._drains import Drains
 from trtllm_pp_progress._engine import Engine
 from trtllm_pp_progress._idle import ProgressQueue
 from trtllm_pp_progress._patch import Graft
-from trtllm_pp_progress._pump import PumpedQueue
-from trtllm_pp_progress._settings import Settings, crowded
+from trtllm_pp_progress._pump import TICK_S, PumpedQueue
+from trtllm_pp_progress._settings import Settings, crowded, pump_period_named
 from trtllm_pp_progress._standby import choose
 from trtllm_pp_progress._table import HandleTable
 
@@ -193,7 +193,7 @@ def _queue(engine_for: Callable[[Any], Engine], of_class: Compatibility, executo
         stop = vars(executor).get("_pp_mpi_progress_stop")
         return stop is not None and bool(stop.is_set())
 
-    return PumpedQueue(engine, value.maxsize, stopped)
+    return PumpedQueue(engine, value.maxsize, stopped, 0.0 if pump_period_named() else TICK_S)
 
 
 def _new_engine(executor: Any, settings: Settings) -> Engine:

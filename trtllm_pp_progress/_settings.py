@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 __all__ = [
     "PREFIX",
+    "PUMP_PERIOD",
     "SWITCH",
     "Settings",
     "SettingsError",
@@ -21,6 +22,7 @@ __all__ = [
     "crowded",
     "load",
     "number",
+    "pump_period_named",
     "setting",
     "switched_on",
 ]
@@ -28,6 +30,7 @@ __all__ = [
 PREFIX = "TRTLLM_PP_PROGRESS_"  # upstream forwards every TRTLLM variable to its workers
 SWITCH = "TRTLLM_PP_PROGRESS"  # turns the automatic ways in on
 
+PUMP_PERIOD = "TLLM_PP_MPI_PROGRESS_POLL_MS"  # upstream's, era H, in ms: at most 0 means no pump
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")  # as launchers say it
 
 T = TypeVar("T")
@@ -150,3 +153,8 @@ def crowded(environ: Mapping[str, str] | None = None) -> bool:
     environ = os.environ if environ is None else environ
     said = [environ[variable] for variable in LOCAL_RANKS if environ.get(variable, "").isdigit()]
     return len(os.sched_getaffinity(0)) < 2 * int(said[0] if said else 1)
+
+
+def pump_period_named(environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether the environment names a period for upstream's pump (era H), which is kept then."""
+    return PUMP_PERIOD in (os.environ if environ is None else environ)

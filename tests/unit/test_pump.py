@@ -2,16 +2,20 @@
 
 import queue
 import threading
+import time
 
 import pytest
+from doubles import executor_class
 from doubles.pp_utils import get_with_mpi_progress
-from fakes import LIMIT_S, NEVER, FakeRequest, elsewhere, join, start
+from fakes import LIMIT_S, NEVER, FakeDist, FakeRequest, elsewhere, join, start
 
 from trtllm_pp_progress._engine import Engine
-from trtllm_pp_progress._pump import PumpedQueue
-from trtllm_pp_progress._settings import Settings
+from trtllm_pp_progress._mixin import grafts
+from trtllm_pp_progress._patch import Patch
+from trtllm_pp_progress._pump import TICK_S, PumpedQueue
+from trtllm_pp_progress._settings import PUMP_PERIOD, Settings
 
-TICK_S = 0.005
+PERIOD_S = 0.005
 
 
 class Rig:
@@ -32,7 +36,7 @@ class Rig:
         self.on_tick()
         return not self.stop.is_set()
 
-    def get(self, progress=True, period=TICK_S):
+    def get(self, progress=True, period=PERIOD_S):
         """Get as upstream's relay does."""
         return get_with_mpi_progress(self.queue, (self.pump, period) if progress else None, self.stop)
 
@@ -53,6 +57,31 @@ def test_upstream_s_ticks_stay(rig):
     put_at_tick(rig, 3)
     assert rig.get() == "batch"
     assert rig.ticks == 3
+
+
+def test_a_tick_comes_no_sooner_than_asked_for():
+    """The shortest period is for where upstream's is a default; a longer one than that is kept."""
+    engine = Engine(Settings())
+    for shortest, timeout, at_least in ((0.02, 0.001, 0.02), (0.001, 0.02, 0.02), (0.0, 0.005, 0.005)):
+        started = time.monotonic()
+        with pytest.raises(queue.Empty):
+            PumpedQueue(engine, 4, lambda: False, shortest).get(timeout=timeout)
+        assert time.monotonic() - started >= at_least
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_period_that_the_environment_names_is_kept(named, monkeypatch):
+    """Upstream's default of 5 ms is not; its exit hook waits for 0.1 s at least, and no longer need be."""
+    monkeypatch.delenv(PUMP_PERIOD, raising=False)
+    if named:
+        monkeypatch.setenv(PUMP_PERIOD, "2")
+    cls = executor_class("H")
+    Patch(grafts(cls, Settings(mode="poll")))
+    executor = cls(FakeDist(lambda: FakeRequest(0)))
+    executor.executed_batch_queue = queue.Queue()
+    assert type(executor.executed_batch_queue) is PumpedQueue
+    assert executor.executed_batch_queue._shortest == (0.0 if named else TICK_S)
+    assert TICK_S < 0.1
 
 
 def test_between_ticks_a_pending_send_is_driven(rig):

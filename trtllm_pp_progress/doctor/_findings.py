@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from trtllm_pp_progress._settings import PUMP_PERIOD
+
 __all__ = ["EXIT_CODES", "findings", "threshold", "verdict"]
 
 EXIT_CODES = {"fine": 0, "cured": 0, "affected": 1, "unknown": 2}
 SIZES = {"": 1, "B": 1, "K": 2**10, "KB": 2**10, "M": 2**20, "MB": 2**20, "G": 2**30, "GB": 2**30}
 MEASURE = "measure it under your launcher: mpirun -n 2 trtllm-pp-progress probe"
 TURN_ON = "set TRTLLM_PP_PROGRESS=1 where the workers start, or start them through `trtllm-pp-progress run --`"
-PUMP_PERIOD = "TLLM_PP_MPI_PROGRESS_POLL_MS"  # upstream's, era H: at most 0 means no pump
 
 Finding = tuple[str, str, str, str]  # id, severity, what it means, what to do
 
