@@ -19,10 +19,10 @@ class ProgressQueue(queue.Queue[Any]):
     """The relay thread's queue: upstream's `get()` becomes the progress engine's turn.
 
     While a send is pending, a blocking get() without a timeout alternates between a drive and a short wait for the next
-    batch, backing off; once all are complete the back-off starts anew. With a batch there already, each pending send is
-    tested once. While none is pending it is a plain blocking get: no MPI call and no timed wake-up. A send that another
-    thread posts wakes it, but is given `GRACE_S` before the first drive: that thread is about to enter MPI itself, as a
-    rule. Any other get() is queue.Queue's.
+    batch, backing off; once all are complete the back-off starts anew. With a batch in hand each pending send is tested
+    once. While none is pending it is a plain blocking get: no MPI call and no timed wake-up. A send that another thread
+    posts wakes it, but is given `GRACE_S` before the first drive: that thread is about to enter MPI itself, as a rule.
+    Any other get() is queue.Queue's.
 
     None, upstream's order to leave the loop, is handed out once the pending sends are drained (`Engine.drain`, bounded
     by its deadline): eras B to D free the communicator right after.
@@ -45,11 +45,11 @@ class ProgressQueue(queue.Queue[Any]):
         """Return the next item, driving pending sends while there is none."""
         if not block or timeout is not None:
             return super().get(block, timeout)
-        self.consumer = threading.get_ident()
+        self.consumer, self._asleep = threading.get_ident(), False
         engine, standby = self._engine, self._engine.standby
         pauses = engine.settings.backoff()
-        if engine.pending:
-            engine.drive(once=not self.empty())  # what is complete by now is to be known, but a batch comes first
+        if engine.pending and self.empty():
+            engine.drive()
         while True:
             with self.mutex:
                 if not self._qsize():
@@ -73,6 +73,8 @@ class ProgressQueue(queue.Queue[Any]):
             engine.drain()
             standby.stop()
         else:
+            if engine.pending:
+                engine.drive(once=True)  # what is complete is to be known, or the standby would act for nothing
             standby.leave(lambda: engine.pending)
         return item
 
@@ -86,8 +88,9 @@ class ProgressQueue(queue.Queue[Any]):
 
     def _tests_at_post(self) -> int:
         # The relay thread's own send: at once, for the way back to get() takes as long as the first answer does.
-        # Not those of others: they are on upstream's critical path, and the relay or the standby will see to them.
-        return self._engine.settings.max_polls if threading.get_ident() == self.consumer else 0
+        # Those of others are on upstream's critical path, and a sleeping relay will see to them. One that is away, in a
+        # receive, will not for long; most are small and complete at once, which is to be known before the standby acts.
+        return self._engine.settings.max_polls if threading.get_ident() == self.consumer else int(not self._asleep)
 
     def _wake(self) -> None:
         self._engine.standby.arm()

@@ -430,8 +430,9 @@ def test_without_the_wake_up_the_post_would_be_lost():
     sleeper.run()
     assert sleeper.waking.wait(LIMIT_S)
     join(sleeper.poster)
+    assert not sleeper.driven.is_set()
     sleeper.end()
-    assert sleeper.items == [("batch", 0)]
+    assert sleeper.items == [("batch", 1)]
 
 
 def test_a_post_just_before_the_question_is_seen_by_it():

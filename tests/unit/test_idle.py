@@ -134,11 +134,23 @@ def test_a_post_wakes_the_sleeping_relay_which_gives_it_grace(clock):
 
 
 def test_a_batch_within_the_grace_goes_out_at_once(clock):
-    """The ordinary case: the executor posts, computes and hands over its batch, and no drive was spent."""
-    handle = FakeRequest(1)
+    """The ordinary case: the executor posts, computes and hands over its batch; one test on the way, and no drive."""
+    handle = FakeRequest(NEVER)
     rig = Rig(clock, lambda: elsewhere(lambda: rig.post(handle)), lambda: rig.queue.put("batch"))
     assert rig.queue.get() == "batch"
-    assert (rig.waits_us, handle.tests) == ([None, GRACE_US], 0)
+    assert (rig.waits_us, handle.tests) == ([None, GRACE_US], 1)
+
+
+def test_a_post_while_the_relay_is_away_is_tested_once(clock):
+    """Nobody else would see for a while that it is complete; a relay that sleeps is woken for it instead."""
+    rig = Rig(clock)
+    asleep = rig.post(FakeRequest(NEVER))
+    rig.queue.put("batch")
+    rig.queue.get()
+    tests = asleep.tests
+    away = [elsewhere(lambda n=n: rig.post(FakeRequest(n), n)) for n in (1, 2)]
+    assert (tests, [handle.tests for handle in away]) == (1, [1, 1])
+    assert (rig.table[1], rig.table[2]) == (None, away[1])
 
 
 def test_the_relays_own_send_is_driven_at_once(clock):

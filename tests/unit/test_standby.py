@@ -142,7 +142,7 @@ def test_a_post_arms_it_before_it_wakes_the_relay(clock):
         lambda: relay.put("batch"),
     )
     assert relay.get() == "batch"
-    assert driver.told == ["idle", "driven", "driven", "receiving"]
+    assert driver.told == ["idle", "driven", "driven", "driven", "receiving"]
 
 
 def test_none_and_retiring_stop_it(clock):
