@@ -127,7 +127,7 @@ static void *run(void *argument)
         u->ticks++;
         ticked = now_ns();
         /* A send that did not move yet waits for its receiver, who may take long. */
-        period = 2 * period < u->silence_ns ? 2 * period : later(u->period_ns, u->silence_ns);
+        period = 4 * period < u->silence_ns ? 4 * period : later(u->period_ns, u->silence_ns);
         pthread_mutex_lock(&u->lock);
     }
     u->done = 1;
