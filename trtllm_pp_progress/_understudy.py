@@ -34,7 +34,7 @@ __all__ = [
 SILENCE_S = 200e-6  # an executor that runs Python for so long keeps the relay from driving
 CROWDED_SILENCE_S = 4e-3  # where threads share cores, a look every millisecond takes some 5 % from the ring
 PERIOD_S = 400e-6
-PATIENCE = 2  # silences more for a driver that sits in a receive, from where it drives unless its message is late
+RECEIVING_SILENCES = 2  # silences more for a driver that sits in a receive, from where it drives unless its message is late
 EXIT_TIMEOUT_S = 2.0  # MPI_Iprobe takes microseconds; a thread still inside after this is stuck, and exit goes on
 VERSION = 1  # of the struct in understudy.c
 NATIVE = Path(__file__).parent / "native"
@@ -224,7 +224,7 @@ class Understudy:
     def receiving(self) -> None:
         """Note that the driver goes into a receive with a send pending: the thread steps in later."""
         if self._shared.driven_ns:
-            self._shared.driven_ns = monotonic_ns() + PATIENCE * self._shared.silence_ns
+            self._shared.driven_ns = monotonic_ns() + RECEIVING_SILENCES * self._shared.silence_ns
 
     def idle(self) -> None:
         """Note that nothing is pending: the thread goes back to sleep."""

@@ -109,6 +109,7 @@ def run(comm: Any, policy: str, stage: Any, load: Load) -> Run | None:
             # The relay of some eras hangs if it is shut down with its last send in flight; that is tested elsewhere.
             time.sleep(0.05)
         executor.shutdown()
+        executor.raise_error()
         status = trtllm_pp_progress.status() if policy == PATCHED else {}
         ranks = comm.gather(_rank(executor, stage, cpu, status))
     return Run(policy, window, tokens, executor.payload_bytes, ranks) if dist.is_first_pp_rank else None

@@ -62,7 +62,7 @@ def test_the_ring_notices_a_wrong_payload(comm, line):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_loop_that_fails_as_it_ends_is_an_error_of_shutdown(comm, line):
+def test_a_loop_that_fails_as_it_ends_can_be_told(comm, line):
     """All responses are there by then, so nothing else would say that messages may have been left behind."""
     with executor_of(comm, "patched", reentry_s=0.005) as executor:
         forward = executor.stage.forward
@@ -77,8 +77,11 @@ def test_a_loop_that_fails_as_it_ends_is_an_error_of_shutdown(comm, line):
         if comm.rank == 0:
             generate(executor, 4)
         settle(executor, line, 4)
-        with pytest.raises(RuntimeError, match=rf"the executor loop of rank {comm.rank} failed"):
-            executor.shutdown()
+        executor.raise_error()  # nothing yet
+        line.meet()
+        executor.shutdown()
+    with pytest.raises(RuntimeError, match=rf"the executor loop of rank {comm.rank} failed"):
+        executor.raise_error()
     assert isinstance(executor.error, LookupError)
 
 

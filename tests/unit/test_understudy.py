@@ -17,7 +17,7 @@ from fakes import elsewhere
 
 from trtllm_pp_progress import _understudy
 from trtllm_pp_progress._parked import Parked
-from trtllm_pp_progress._understudy import PATIENCE, Probe, Understudy, UnderstudyUnavailable
+from trtllm_pp_progress._understudy import RECEIVING_SILENCES, Probe, Understudy, UnderstudyUnavailable
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 20.0  # only a fault makes a wait reach it
@@ -152,7 +152,7 @@ def test_a_driver_in_a_receive_is_given_more_time(understudy):
     one.driven()
     one.receiving()
     ahead_s = (one._shared.driven_ns - time.monotonic_ns()) * 1e-9
-    assert 0 < ahead_s <= PATIENCE * 0.05
+    assert 0 < ahead_s <= RECEIVING_SILENCES * 0.05
     one.driven()
     assert one._shared.driven_ns <= time.monotonic_ns()
     until(lambda: one.ticks > 0)

@@ -83,6 +83,7 @@ def run(
                 small_ms = exchange(beside, over)
                 tokens_per_s, tokens = driving.result()
         executor.shutdown()
+        executor.raise_error()
         status = trtllm_pp_progress.status() if policy == PATCHED else {}
         warm = WARMUP_TOKENS * len(prompts)
         ranks = comm.gather(_rank(executor, marks, warm, status, small_ms))

@@ -109,17 +109,14 @@ class HostExecutor:
         """Return `count` finished requests of rank 0, in order of completion; TimeoutError, or what ended the loop."""
         with self.response_cv:
             arrived = self.response_cv.wait_for(lambda: len(self.finished) >= count or self.is_shutdown, timeout)
-            self._raise_error()
+            self.raise_error()
             if not arrived:
                 raise TimeoutError(f"{len(self.finished)} of {count} responses after {timeout} s")
             taken, self.finished = self.finished[:count], self.finished[count:]
             return taken
 
     def shutdown(self) -> None:
-        """End both threads, in upstream's order; no join has a timeout, as upstream's have none.
-
-        Raises RuntimeError, once both have ended, from what ended the loop too early.
-        """
+        """End both threads, in upstream's order; no join has a timeout, as upstream's have none."""
         if self.dist.is_first_pp_rank:
             self._scheduler.requests.put(None)
         self.shutdown_event.wait()
@@ -127,9 +124,9 @@ class HostExecutor:
         self.executed_batch_queue.put(None)
         self.broadcast_sample_state_handler.join()
         self.worker_started = False
-        self._raise_error()
 
-    def _raise_error(self) -> None:
+    def raise_error(self) -> None:
+        """Raise RuntimeError from what ended the loop too early, if anything did: messages may have been left behind."""
         if self.error is not None:
             raise RuntimeError(f"the executor loop of rank {self.dist.pp_rank} failed") from self.error
 
