@@ -126,7 +126,7 @@ class HostExecutor:
         self.worker_started = False
 
     def raise_error(self) -> None:
-        """Raise RuntimeError from what ended the loop too early, if anything did: messages may have been left behind."""
+        """Raise RuntimeError from what ended the loop too early, if anything: messages may have been left behind."""
         if self.error is not None:
             raise RuntimeError(f"the executor loop of rank {self.dist.pp_rank} failed") from self.error
 
