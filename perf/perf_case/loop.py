@@ -164,9 +164,9 @@ def record_drives(executor: UpstreamLoop) -> None:
         return
     drive, tests_at_post, inside = engine.drive, engine.tests_at_post, executor.dist.inside
 
-    def recorded_drive() -> bool:
+    def recorded_drive(once: bool = False) -> bool:
         with inside():
-            return drive()
+            return drive(once)
 
     def recorded_post() -> int:
         executor.dist.note()
