@@ -5,7 +5,8 @@ As with NCCL, a broadcast returns to the host at once and whoever waits for an e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -70,19 +71,6 @@ class Stream:
         self.works = []
 
 
-class Use:
-    """A stream's context; may be used again, like CUDA's, but not within itself."""
-
-    def __init__(self, cuda: Cuda, stream: Stream) -> None:
-        self._cuda, self._stream = cuda, stream
-
-    def __enter__(self) -> None:
-        self._before, self._cuda.current = self._cuda.current, self._stream
-
-    def __exit__(self, *error: object) -> None:
-        self._cuda.current = self._before
-
-
 class Cuda:
     """Installs the fakes into torch, and keeps a log of every broadcast that was really issued."""
 
@@ -96,9 +84,17 @@ class Cuda:
         torch.cuda.Stream = Stream
         torch.cuda.Event = Event
         torch.cuda.current_stream = lambda device=None: self.current
-        torch.cuda.stream = lambda stream: Use(self, stream)
+        torch.cuda.stream = self._use
         torch.Tensor.record_stream = lambda tensor, stream: None
         torch.distributed.broadcast = self._issue
+
+    @contextmanager
+    def _use(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
 
     def _issue(self, tensor: torch.Tensor, src: int, group: Any) -> None:
         self.collectives.append((tuple(tensor.shape), str(tensor.dtype)))

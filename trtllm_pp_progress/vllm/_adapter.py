@@ -67,7 +67,6 @@ class Receiver:
         if self.active or self.trouble:
             return
         self._deferral = Deferral(self.handler.queue, self.delay, self.placement, self.tally)
-        self._on_broadcast_stream = torch.cuda.stream(self.handler.broadcast_stream)  # making one a step costs 1 us
         self._primed = False
         self._shadows.place("receive", self._receive)
         self._shadows.place("get_prev_sampled_outputs", self._consume)
@@ -204,8 +203,9 @@ class Receiver:
         if not torch.is_inference_mode_enabled():  # as a flush between steps; the buffers were made in it
             with torch.inference_mode():
                 return self._post(receives)
-        with self._on_broadcast_stream:
-            self.handler.broadcast_stream.wait_stream(self.handler.main_stream)
+        stream = self.handler.broadcast_stream
+        with torch.cuda.stream(stream):
+            stream.wait_stream(self.handler.main_stream)
             for saved in receives:
                 self._put(saved)
 
