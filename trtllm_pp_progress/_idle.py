@@ -73,9 +73,8 @@ class ProgressQueue(queue.Queue[Any]):
             engine.drain()
             standby.stop()
         else:
-            if engine.pending:
-                engine.drive(once=True)  # what is complete is to be known, or the standby would act for nothing
-            standby.leave(lambda: engine.pending)
+            engine.drive(once=True)  # what is complete is to be known, or the standby would act for nothing
+            standby.rest(lambda: engine.pending, receiving=True)
         return item
 
     def _pause(self, pause: float) -> None:

@@ -40,21 +40,17 @@ class Standby:
             with self._lock:
                 self._driver.driven()
 
-    def rest(self, pending: Callable[[], bool]) -> None:
-        """Let the second driver sleep unless `pending()`: asked under the lock, so that no post is overlooked."""
+    def rest(self, pending: Callable[[], bool], receiving: bool = False) -> None:
+        """Let the second driver sleep unless `pending()`: asked under the lock, so that no post is overlooked.
+
+        `receiving`: the Python driver is about to sit in a receive, inside MPI as a rule, where it drives too.
+        """
         if self._driver is not None:
             with self._lock:
                 if not pending():
                     self._driver.idle()
-
-    def leave(self, pending: Callable[[], bool]) -> None:
-        """As rest(), with the Python driver about to sit in a receive: inside MPI, as a rule, where it drives too."""
-        if self._driver is not None:
-            with self._lock:
-                if pending():
+                elif receiving:
                     self._driver.receiving()
-                else:
-                    self._driver.idle()
 
     def overslept(self, late_s: float) -> None:
         """Take note that the Python driver came back so much too late, if nobody stood in for it."""

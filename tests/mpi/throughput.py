@@ -56,8 +56,10 @@ def main():
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--floor", type=float, default=0.98)
-    parser.add_argument("--eras", default=",".join(dict(MODES)), help="of these only")
+    parser.add_argument("--eras", default=",".join(PATCHED), help="of these only")
     asked = parser.parse_args()
+    if unknown := set(asked.eras.split(",")) - set(PATCHED):
+        parser.error(f"--eras: no {', '.join(sorted(unknown))} in {','.join(PATCHED)}")
     comm = MPI.COMM_WORLD.Dup()
     line, below = Line(comm), []
     for era, is_async in [mode for mode in MODES if mode[0] in asked.eras.split(",")]:
