@@ -19,9 +19,10 @@ export UCX_TLS=${FABRIC:-tcp,self}
 line=("$mpirun" -n "$ranks")
 case $("$mpirun" --version) in
 *"Open MPI"* | *OpenRTE* | *PRRTE* | *prte*)
-    # Open MPI takes UCX on InfiniBand only, and spins with all its might on two ranks, unless told otherwise.
+    # Unless told otherwise, Open MPI takes UCX on InfiniBand only, spins with all its might, and binds each of two ranks,
+    # with all its threads, to one core.
     export OMPI_MCA_mpi_yield_when_idle=1
-    line+=(--oversubscribe --mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any -x UCX_TLS)
+    line+=(--oversubscribe --bind-to none --mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any -x UCX_TLS)
     if [ "${SURVIVE:-0}" = 1 ]; then line+=(--continuous); fi
     if [ "$(id -u)" -eq 0 ]; then
         export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -11,7 +11,7 @@ NVLink multicast off (NCCL_NVLS_ENABLE=0). By the loads' step times about 3 minu
 
 A step, as in vLLM: consume what is fed back, receive the activation, run the stage's model (a graph of transformer
 layers), send the activation, receive or broadcast the sampled result. Every value depends on results fed back before.
-Arms: none (no feedback at all), immediate (vLLM as it is), pre-model and post-model with delay pp-1, rank-aware. Rows
+Arms: none (no feedback at all), immediate (vLLM as it is), pre-model and post-model with every delay, rank-aware. Rows
 are per rank and arm, medians of rounds, milliseconds per step: model (the graph alone), broadcast (a step's broadcasts
 on their stream, from the first one's turn to the last one's end), wait (of the main stream for the result at T + pp).
 
@@ -42,7 +42,6 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 from receive_residency import LOADS, Load, transformer  # noqa: E402
 
 SCHEMA = 1
-ARMS = ("none", "immediate", "pre-model", "post-model", "rank-aware")
 MODULUS = 50_021
 OUTSTANDING = range(1, 13)
 LATE_S = 0.05  # how long the receivers of the source's measurement keep it waiting
@@ -62,6 +61,12 @@ class Row:
     wait_ms: float
     age: float
     wrong: int
+
+
+def arms(size: int) -> list[str]:
+    """Return the names of what is compared on that many ranks, in order."""
+    delayed = [f"{placement} {delay}" for placement in ("pre-model", "post-model") for delay in range(1, size)]
+    return ["none", "immediate", *delayed, "rank-aware"]
 
 
 class Spans:
@@ -170,9 +175,12 @@ class Stage:
         handler.queue.clear()
         handler.queue.extend([] if self.last else [None] * size)
         receiver = None
-        if arm in ARMS[2:] and not self.last:
-            delay = size - 1 - self.rank if arm == "rank-aware" else size - 1
-            receiver = Receiver(handler, delay, "pre-model" if arm == "pre-model" else "post-model")
+        if arm not in ("none", "immediate") and not self.last:
+            placement, _, delay = arm.partition(" ")
+            if arm == "rank-aware":
+                receiver = Receiver(handler, size - 1 - self.rank, "post-model")
+            else:
+                receiver = Receiver(handler, int(delay), placement)
             receiver.activate()
         stock = dist.broadcast
 
@@ -283,7 +291,7 @@ def measure(stage: Stage) -> dict[str, Any]:
     stage.run(options.loads[0], "immediate")  # creates the communicators
     for number in range(options.rounds):
         for load in options.loads:
-            for arm in ARMS:
+            for arm in arms(stage.size):
                 row, values, ledger = stage.run(load, arm)
                 said: list[Any] = [None] * stage.size
                 stage.dist.all_gather_object(said, (values, ledger), group=stage.talk)
@@ -300,6 +308,8 @@ def measure(stage: Stage) -> dict[str, Any]:
                     if row.wrong:
                         wrong.append(f"{where}: {row.wrong} consumed results are not what was sent")
                 runs[load, arm].append(row)
+                if stage.rank == 0:
+                    print(f"{load}, {arm}: {row.step_ms:.3f} ms a step", file=sys.stderr, flush=True)
     rows = [_median(found) for found in runs.values()]
     everybody: list[Any] = [None] * stage.size
     stage.dist.all_gather_object(everybody, (rows, stage.source(), wrong), group=stage.talk)
@@ -319,13 +329,14 @@ def _median(rows: list[Row]) -> Row:
 
 def table(found: dict[str, Any]) -> str:
     """Return what was found as text."""
+    order = arms(1 + max(row["rank"] for row in found["rows"]))
     lines = [
-        f"{'load':>8} {'arm':>11} {'rank':>4} {'step':>8} {'model':>8} {'broadcast':>9} {'wait':>8} {'age':>5} #wrong"
+        f"{'load':>8} {'arm':>12} {'rank':>4} {'step':>8} {'model':>8} {'broadcast':>9} {'wait':>8} {'age':>5} #wrong"
     ]
     lines += [
-        f"{row['load']:>8} {row['arm']:>11} {row['rank']:>4} {row['step_ms']:>8.3f} {row['model_ms']:>8.3f} "
+        f"{row['load']:>8} {row['arm']:>12} {row['rank']:>4} {row['step_ms']:>8.3f} {row['model_ms']:>8.3f} "
         f"{row['broadcast_ms']:>9.3f} {row['wait_ms']:>8.3f} {row['age']:>5.2f} {row['wrong']:>6}"
-        for row in sorted(found["rows"], key=lambda row: (row["load"], ARMS.index(row["arm"]), row["rank"]))
+        for row in sorted(found["rows"], key=lambda row: (row["load"], order.index(row["arm"]), row["rank"]))
     ]
     lines += ["", f"{'outstanding':>11} {'done':>5} {'first ms':>9} {'last ms':>8}"]
     lines += [

@@ -176,7 +176,11 @@ def transformer(load: Load, device: str = "cuda") -> Callable[[], None]:
     with torch.cuda.graph(graph):
         model()
     torch.cuda.synchronize()
-    return lambda: graph.replay()
+
+    def replay(needed: Any = (layers, state)) -> None:  # a graph does not keep what it reads and writes
+        graph.replay()
+
+    return replay
 
 
 class Bench:
@@ -248,7 +252,7 @@ class Bench:
         first, last = seen[:, :, 0].min(dim=1).values, seen[:, :, 1].max(dim=1).values
         resident = float((last - first).double().mean()) / 1e6 if arm != "none" else 0.0
         step_ms = kept[0][0].elapsed_time(kept[-1][3]) / len(kept)
-        ages = receiver.tally.ages if receiver else {0: 1}
+        ages = receiver.tally.ages() if receiver else {0: 1}
         return Row(
             self.load.name, arm, ctas, os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "default"), pp, step_ms,
             statistics.mean(waited.elapsed_time(modelled) for _, waited, modelled, _ in kept), resident,

@@ -35,6 +35,8 @@ POLICIES = ("regressed", "flush", "oneshot", "iprobe", "patched")
 # made longer than upstream's 0.7 ms, to stand out from what two cores add.
 ON_CPU = {"model": "qwen3-random:tiny", "scale": 0.01, "requests": 2, "output": 40, "host_work_ms": 4.0}
 
+STACKS_S = 15.0  # more for the launcher than for the ranks: one that is stuck shows its stacks first
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("case_id", metavar="[CASE]", default=PUBLISHED)
@@ -84,7 +86,7 @@ def execute(case: Case, arguments: list[str], *, transport: str, timeout: float,
         run, reduced = scaled(case, options["scale"] or 1, options["requests"], options["output"])
         return _trtllm(case, run, reduced, options["model"], options["repeat"], good, timeout, json_file)
     if not under_mpi(os.environ):
-        code = launch(case.pp, transport, [str(Path(__file__)), *arguments], timeout)
+        code = launch(case.pp, transport, [str(Path(__file__)), *arguments], timeout + STACKS_S)
         return [f"the ranks ended with {code}"] if code else []
     from mpi4py import MPI
 

@@ -129,6 +129,18 @@ class FakeMpiRequest(FakeSend):
         self.block()
 
 
+class FakePart(FakeSend):
+    """A member of a pkl5 request: mpi4py's upper-case Test."""
+
+    def Test(self) -> bool:
+        """Answer a flag."""
+        return self.ask()
+
+
+class FakeParts(tuple[FakePart, ...]):
+    """A pkl5 request as it really is: a tuple of requests."""
+
+
 class FakePlainRequest(FakeSend):
     """A handle whose test() answers a bare flag."""
 

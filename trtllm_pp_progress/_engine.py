@@ -1,8 +1,8 @@
 """The progress engine: makes posted sends move, in bounded bursts of tests, and never blocks in MPI.
 
-A rendezvous send moves only while its sender is inside MPI. A *drive* is one bounded burst of tests, which enters MPI
-and asks for completion in one call. Its *budget* bounds the burst; driving again while a send is pending is what makes
-progress certain. The engine knows requests, not TensorRT-LLM. NVIDIA/TensorRT-LLM#14850: the burst, and the lock.
+A rendezvous send moves only while its sender is inside MPI. A *drive* is one burst of tests, each of which enters MPI.
+Its *budget* bounds it, and driving again while a send is pending is what makes progress certain. The engine knows
+requests, not TensorRT-LLM. NVIDIA/TensorRT-LLM#14850: the burst, and the lock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Engine:
         self.abandoned: list[Abandoned] = []
         self.deadline: float | None = None  # set once the executor is closing
         self.retired = False
-        self.tests_at_post: Callable[[], int] = lambda: 1
+        self.tests_at_post: Callable[[], int] = lambda: 0
         self.wake_driver: Callable[[], None] = lambda: None
         self.standby = Standby()
         self.say, self.clock, self._pause = Messages(identify), clock, pause
@@ -55,16 +55,19 @@ class Engine:
     @property
     def pending(self) -> bool:
         """Whether any send may be pending."""
-        return not self.retired and any(table.sends for table in list(self.tables.values()))
+        for table in () if self.retired else list(self.tables.values()):
+            if table.sends.fresh or table.sends.pending:
+                return True
+        return False
 
     # Driving
 
     def progress_pp_send_handles(self, send_handles: Any, microbatch_id: int, max_polls: int | None = None) -> bool:
         """Drive one slot: test its send at most `max_polls` times, and clear the slot as soon as it is complete.
 
-        Returns whether the slot is clear. Never blocks: where another thread is testing this table it leaves at once,
-        and an incomplete send is no error. A handle that cannot be tested, or that raised, stays in its slot for
-        upstream's own wait. `max_polls` defaults to the setting; ValueError for anything but a whole number from 1.
+        Returns whether the slot is clear. Never blocks: where another thread is testing this table it leaves at once.
+        A handle that cannot be tested, or that raised, stays in its slot for upstream's own wait. `max_polls` defaults
+        to the setting; ValueError for anything but a whole number from 1.
         """
         budget = self.settings.max_polls if max_polls is None else max_polls
         if not isinstance(budget, int) or budget < 1:
@@ -89,7 +92,7 @@ class Engine:
                 return
             if only is not None and not isinstance(handles, HandleTable):
                 sends.discover(only, handles[only], self.clock())
-            self._look_at_fresh(sends)
+            sends.look_at_fresh(self._leave)
             records, polls = sends.records(only), 0
             while polls < budget and records:
                 for record in records[: budget - polls]:
@@ -103,10 +106,6 @@ class Engine:
                 self._warn_stalled(sends, record)
         finally:
             sends.lock.release()
-
-    def _look_at_fresh(self, sends: Sends) -> None:
-        for slot, handle, error in sends.look_at_fresh():
-            self._leave(sends, slot, handle, error)
 
     def _leave(self, sends: Sends, slot: int, handle: Any, error: Exception) -> None:
         """Leave a slot to upstream's own wait, which expects what it will meet."""
@@ -130,13 +129,14 @@ class Engine:
         except Exception as error:
             self._leave(sends, record.slot, record.handle, error)
 
-    def _posted(self, table: HandleTable, slot: int, handle: Any) -> None:
-        # Upstream passes here on its critical path, so this is short, and waits for no lock.
-        sends, posted, polls, most = table.sends, self.clock(), 0, self.tests_at_post()
-        if most and sends.lock.acquire(blocking=False):
+    def _posted(self, table: HandleTable, slot: int, handle: Any, error: Exception | None) -> None:
+        # Upstream's critical path, so this waits for no lock.
+        sends, posted = table.sends, self.clock()
+        if error is None and (most := self.tests_at_post()) and sends.lock.acquire(blocking=False):
             try:
-                while polls < most and not self.retired:
-                    polls += 1
+                while most and not self.retired:
+                    most -= 1
+                    sends.counters.polls += 1
                     if complete_now(handle):
                         sends.counters.posts += 1
                         sends.count_completion(posted, self.clock())
@@ -145,14 +145,14 @@ class Engine:
                     self.standby.arm()
             except (AttributeError, TypeError):
                 pass  # another shape, which a drive finds out
-            except Exception as error:  # not to be tested again: some requests raise once, then answer yes
-                sends.counters.posts += 1
-                self._leave(sends, slot, handle, error)
-                return
+            except Exception as raised:
+                error = raised
             finally:
-                sends.counters.polls += polls
                 sends.lock.release()
-        if not self.retired:
+        if error is not None:  # not to be tested again: some requests raise once, then answer yes
+            sends.counters.posts += 1
+            self._leave(sends, slot, handle, error)
+        elif not self.retired:
             sends.fresh.append((slot, handle, posted))
             self.wake_driver()
 
@@ -218,7 +218,7 @@ class Engine:
 
     def _abandon(self, handles: Any, sends: Sends, slot: int) -> None:
         with sends.lock:  # bounded: a drive holds it no longer than its budget
-            self._look_at_fresh(sends)
+            sends.look_at_fresh(self._leave)
             if (record := sends.pending.get(slot)) is not None:
                 self._test(handles, sends, record)  # the last of at least two: see open-mpi/ompi#8904
             if record is None or sends.pending.get(slot) is not record:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -47,8 +47,8 @@ class ProgressQueue(queue.Queue[Any]):
             return super().get(block, timeout)
         self.consumer, self._asleep = threading.get_ident(), False
         engine, standby = self._engine, self._engine.standby
-        pauses = engine.settings.backoff()
-        if engine.pending and self.empty():
+        pauses: Iterator[float] | None = None
+        if drove := engine.pending and self.empty():
             engine.drive()
         while True:
             with self.mutex:
@@ -56,23 +56,26 @@ class ProgressQueue(queue.Queue[Any]):
                     self._asleep = True  # before asking for pending sends, so that a post in between wakes us
                     if engine.pending:
                         self._asleep = False
+                        pauses = pauses or engine.settings.backoff()
                         self._pause(next(pauses))
                     else:
                         standby.rest(lambda: engine.pending)
                         self._wait(self.not_empty, None)
                         self._asleep = False
-                        pauses = chain([GRACE_S], engine.settings.backoff())
-                        continue
+                        if not self._qsize():
+                            pauses = chain([GRACE_S], engine.settings.backoff())
+                            continue
                 if self._qsize():
                     item = self._get()
                     self.not_full.notify()
                     break
+            drove = True
             if engine.drive():
-                pauses = engine.settings.backoff()
+                pauses = None
         if item is None:
             engine.drain()
             standby.stop()
-        else:
+        elif drove or engine.pending:
             engine.drive(once=True)  # what is complete is to be known, or the standby would act for nothing
             standby.rest(lambda: engine.pending, receiving=True)
         return item
@@ -87,9 +90,8 @@ class ProgressQueue(queue.Queue[Any]):
 
     def _tests_at_post(self) -> int:
         # The relay thread's own send: at once, for the way back to get() takes as long as the first answer does.
-        # Those of others are on upstream's critical path, and a sleeping relay will see to them. One that is away, in a
-        # receive, will not for long; most are small and complete at once, which is to be known before the standby acts.
-        return self._engine.settings.max_polls if threading.get_ident() == self.consumer else int(not self._asleep)
+        # Those of others are on upstream's critical path: the table has tested them once, and the relay sees to them.
+        return self._engine.settings.max_polls if threading.get_ident() == self.consumer else 0
 
     def _wake(self) -> None:
         self._engine.standby.arm()

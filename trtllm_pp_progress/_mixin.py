@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import operator
 import queue
 import threading
 from collections.abc import Callable
@@ -31,6 +32,7 @@ logger = logging.getLogger("trtllm_pp_progress")
 
 ENGINE = "_pp_progress_engine"
 DRAINS = "_pp_progress_drains"
+KEPT = "_pp_progress_of_"  # an exchanged attribute's other name
 
 _creating = threading.Lock()
 _inside = threading.local()  # .ring: this thread is in _ring_broadcast_sample_state
@@ -38,8 +40,8 @@ _inside = threading.local()  # .ring: this thread is in _ring_broadcast_sample_s
 
 def engine_of(executor: Any) -> Engine | None:
     """Return the engine of an executor, or None if it has none yet."""
-    engine = vars(executor).get(ENGINE)
-    return engine if isinstance(engine, Engine) else None
+    engine: Engine | None = vars(executor).get(ENGINE)
+    return engine
 
 
 def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda executor: None) -> list[Graft]:
@@ -68,8 +70,9 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
     def make_wait(original: Any) -> Any:
         @functools.wraps(original)
         def wait_on_pp_send_handles(self: Any, send_handles: Any, microbatch_id: int) -> Any:
-            if _in_ring():  # the isend is next, and before its request is in a slot others may take the GIL and keep it
-                engine_for(self).standby.arm()
+            if getattr(_inside, "ring", False):
+                # The isend is next, and before its request is in a slot others may take the GIL and keep it.
+                (vars(self).get(ENGINE) or engine_for(self)).standby.arm()
             if send_handles[microbatch_id] is None:
                 return
 
@@ -96,9 +99,10 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
     def make_ring(original: Any) -> Any:
         @functools.wraps(original)
         def _ring_broadcast_sample_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if over_torch(self):
-                return original(self, *args, **kwargs)
-            engine = engine_for(self)
+            if (engine := vars(self).get(ENGINE)) is None:
+                if over_torch(self):
+                    return original(self, *args, **kwargs)
+                engine = engine_for(self)
             _inside.ring = True
             try:
                 return original(self, *args, **kwargs)
@@ -117,31 +121,52 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
 
         return _executor_loop_cleanup
 
-    def exchanged(name: str, make: Callable[[Engine, str, Any], Any]) -> Graft:
+    def exchanged(name: str, exchange: Callable[[Any, Any], Any]) -> list[Graft]:
+        return [
+            Graft(cls, KEPT + name, lambda original: _Plain(name)),
+            Graft(cls, name, lambda original: _exchange(name, exchange)),
+        ]
+
+    def of_engine(name: str, make: Callable[[Engine, str, Any], Any]) -> list[Graft]:
         def exchange(executor: Any, value: Any) -> Any:
             return value if over_torch(executor) else make(engine_for(executor), name, value)
 
-        return Graft(cls, name, lambda original: _Exchange(name, exchange))
+        return exchanged(name, exchange)
 
     return [
         Graft(cls, "progress_pp_send_handles", make_progress),
         Graft(cls, "wait_on_pp_send_handles", make_wait),
         Graft(cls, "_ring_broadcast_sample_state", make_ring),
         Graft(cls, "_executor_loop_cleanup", make_cleanup),
-        *(exchanged(name, _table) for name in TABLES),
-        *(exchanged(name, watch) for name in SENDERS),
-        Graft(cls, QUEUE, lambda original: _Exchange(QUEUE, functools.partial(_queue, engine_for, verdict))),
+        *(graft for name in TABLES for graft in of_engine(name, _table)),
+        *(graft for name in SENDERS for graft in of_engine(name, watch)),
+        *exchanged(QUEUE, functools.partial(_queue, engine_for, verdict)),
     ]
 
 
-class _Exchange:
-    """A data descriptor that passes what is assigned through `exchange(executor, value)` and keeps it in the instance.
+def _exchange(name: str, exchange: Callable[[Any, Any], Any]) -> property:
+    """Return a property that passes what is assigned through `exchange(executor, value)`.
 
-    The value stays where a plain attribute would be, so that removing the descriptor leaves executors working.
+    The value goes where a plain attribute would be, so that removing the property leaves executors working, and under
+    another name as well: upstream reads it in the middle of a step, and from there C code can fetch it.
     """
 
-    def __init__(self, name: str, exchange: Any) -> None:
-        self._name, self._exchange = name, exchange
+    def assign(executor: Any, value: Any) -> None:
+        vars(executor)[name] = vars(executor)[KEPT + name] = exchange(executor, value)
+
+    def delete(executor: Any) -> None:
+        vars(executor).pop(KEPT + name, None)
+        if vars(executor).pop(name, delete) is delete:
+            raise AttributeError(name)
+
+    return property(operator.attrgetter(KEPT + name), assign, delete)
+
+
+class _Plain:
+    """What stands in for the other name in an executor that is older than the patch: its plain attribute."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __get__(self, executor: Any, owner: type | None = None) -> Any:
         if executor is None:
@@ -150,13 +175,6 @@ class _Exchange:
             return vars(executor)[self._name]
         except KeyError:
             raise AttributeError(f"{type(executor).__name__!r} object has no attribute {self._name!r}") from None
-
-    def __set__(self, executor: Any, value: Any) -> None:
-        vars(executor)[self._name] = self._exchange(executor, value)
-
-    def __delete__(self, executor: Any) -> None:
-        if vars(executor).pop(self._name, self) is self:
-            raise AttributeError(self._name)
 
 
 def _in_ring() -> bool:

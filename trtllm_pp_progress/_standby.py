@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,10 @@ KINDS: dict[str, Callable[[float], Any]] = {"native": Understudy, "thread": Park
 class Standby:
     """The second driver of one executor, or the note that there is none and why.
 
-    `arm` and `rest` may be called from any thread. Without a driver they cost next to nothing, and how often and how
-    long the Python driver was silent meanwhile is counted instead.
+    `arm()` notes that a send is pending, or about to be, and that the Python driver is at work on it now. Any thread
+    may call it and rest(). Arm once others can see the send: a rest() in another thread then sees it too, or comes
+    first. Without a driver they cost next to nothing, and how often and how long the Python driver was silent meanwhile
+    is counted instead.
     """
 
     def __init__(
@@ -31,26 +32,22 @@ class Standby:
         """
         self.runs, self.reason = runs, reason
         self._driver, self._say = driver, say
-        self._lock = threading.Lock()
+        self.arm: Callable[[], None] = driver.driven if driver is not None else lambda: None
         self.silences, self.longest_silence_s = 0, 0.0
 
-    def arm(self) -> None:
-        """Note that a send is pending, or about to be, and that the Python driver is at work on it now."""
-        if self._driver is not None:
-            with self._lock:
-                self._driver.driven()
-
     def rest(self, pending: Callable[[], bool], receiving: bool = False) -> None:
-        """Let the second driver sleep unless `pending()`: asked under the lock, so that no post is overlooked.
+        """Let the second driver sleep unless `pending()`.
 
         `receiving`: the Python driver is about to sit in a receive, inside MPI as a rule, where it drives too.
         """
-        if self._driver is not None:
-            with self._lock:
-                if not pending():
-                    self._driver.idle()
-                elif receiving:
-                    self._driver.receiving()
+        if self._driver is None:
+            return
+        if not pending():
+            self._driver.idle()
+            if pending():  # posted in between, and armed before idle()
+                self.arm()
+        elif receiving:
+            self._driver.receiving()
 
     def overslept(self, late_s: float) -> None:
         """Take note that the Python driver came back so much too late, if nobody stood in for it."""

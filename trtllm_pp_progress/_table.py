@@ -51,7 +51,7 @@ class Sends:
     for work costs nothing for empty slots (upstream keeps 1,024). `left` has the handles, by slot, that cannot be
     tested or have failed, which are upstream's to wait for. `lock` belongs to the one thread that may test or wait: two
     threads in one request at once is erroneous (MPI 4.1, section 11.6). `displaced` keeps pending sends alive that
-    somebody overwrote: their buffers are still in use.
+    somebody overwrote: their buffers are still in use. `at_once` counts sends that were complete at their first test.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Sends:
     fresh: list[tuple[int, Any, float]] = field(default_factory=list)
     pending: dict[int, Pending] = field(default_factory=dict)
     left: dict[int, Any] = field(default_factory=dict)
+    at_once: int = 0
     displaced: list[Pending] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -71,21 +72,19 @@ class Sends:
         if handle is not None and slot not in self.pending and not self.is_left(slot, handle):
             self.fresh.append((slot, handle, now))
 
-    def look_at_fresh(self) -> list[tuple[int, Any, UnknownShapeError]]:
-        """Move what is fresh to what is pending; return slot, handle and reason of what cannot be tested."""
-        refused = []
+    def look_at_fresh(self, refuse: Callable[[Sends, int, Any, Exception], object]) -> None:
+        """Move what is fresh to what is pending; `refuse(self, slot, handle, why)` is called for what has no test."""
         while self.fresh:
             slot, handle, posted = self.fresh.pop(0)
             self.counters.posts += 1
             try:
                 asked = probe(handle)
             except UnknownShapeError as error:
-                refused.append((slot, handle, error))
+                refuse(self, slot, handle, error)
             else:
                 self.displace(slot)  # overwritten before anybody looked
                 self.left.pop(slot, None)
                 self.pending[slot] = Pending(slot, handle, asked, posted, posted)
-        return refused
 
     def records(self, only: int | None) -> list[Pending]:
         """Return what is pending, in one slot or in all; others may write to slots while these are tested."""
@@ -118,9 +117,11 @@ class Sends:
         """Return the counters, and slot and age in seconds of what is pending."""
         known = [(record.slot, record.posted) for record in list(self.pending.values())]
         fresh = [(slot, posted) for slot, _, posted in list(self.fresh)]
-        return asdict(self.counters) | {
-            "pending": [{"slot": slot, "age_s": now - posted} for slot, posted in known + fresh]
-        }
+        counted = asdict(self.counters)
+        counted["posts"] += len(fresh)
+        for name in ("posts", "polls", "completions"):
+            counted[name] += self.at_once
+        return counted | {"pending": [{"slot": slot, "age_s": now - posted} for slot, posted in known + fresh]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,38 +146,63 @@ ABANDONED: list[Abandoned] = []  # for the life of the process: MPI may still re
 class HandleTable(list[Any]):
     """Upstream's list of send handles, one per microbatch slot, which reports what is written to it.
 
-    It stays a list: indexing, tests for None and loops mean what they meant. `posted(table, slot, handle)` is called
-    after a handle was written to a slot.
+    It stays a list: indexing, tests for None and loops mean what they meant. A pkl5 request is tested once as it is
+    written, before anybody else can see it: most sends of an executor thread are small and complete at once, and leave
+    nothing to do but to count them. `posted(table, slot, handle, error)` is called after any other handle was written;
+    `error` is what that test raised, or None.
     """
 
-    def __init__(self, name: str, handles: Iterable[Any], posted: Callable[[HandleTable, int, Any], None]) -> None:
+    def __init__(
+        self, name: str, handles: Iterable[Any], posted: Callable[[HandleTable, int, Any, Exception | None], None]
+    ) -> None:
         super().__init__(handles)
         self.sends = Sends(name)
         self._posted = posted
         for slot, handle in enumerate(self):
             if handle is not None:
-                posted(self, slot, handle)
+                posted(self, slot, handle, None)
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        # Upstream's critical path, in the middle of a step: with cold caches each Python call more takes 4 us there.
         if isinstance(index, slice):
-            slots, values = range(*index.indices(len(self))), list(value)
-            if len(slots) != len(values):
-                raise ValueError(f"{len(values)} handles for {len(slots)} slots: a handle table keeps its length")
-            for slot, handle in zip(slots, values, strict=True):
-                self[slot] = handle
+            self._set_slice(index, value)
             return
+        sends, error = self.sends, None
+        if isinstance(value, tuple):
+            try:
+                for part in value:
+                    if part.Test() is not True:
+                        break
+                else:
+                    sends.at_once += 1
+                    list.__setitem__(self, index, None)
+                    if sends.left or sends.pending:
+                        self._overwritten(index, value)
+                    return
+            except AttributeError:
+                pass  # another shape
+            except Exception as raised:
+                error = raised
         list.__setitem__(self, index, value)
-        if index < 0:
-            index += len(self)
-        sends = self.sends
-        if sends.left or sends.pending:  # seldom: this is on upstream's critical path
-            sends.left.pop(index, None)
-            if value is None:
-                sends.pending.pop(index, None)  # upstream has waited
-            else:
-                sends.displace(index)
+        if sends.left or sends.pending:
+            self._overwritten(index, value)
         if value is not None:
-            self._posted(self, index, value)
+            self._posted(self, index if index >= 0 else index + len(self), value, error)
+
+    def _set_slice(self, index: slice, value: Any) -> None:
+        slots, values = range(*index.indices(len(self))), list(value)
+        if len(slots) != len(values):
+            raise ValueError(f"{len(values)} handles for {len(slots)} slots: a handle table keeps its length")
+        for slot, handle in zip(slots, values, strict=True):
+            self[slot] = handle
+
+    def _overwritten(self, index: int, value: Any) -> None:
+        slot = range(len(self))[index]
+        self.sends.left.pop(slot, None)
+        if value is None:
+            self.sends.pending.pop(slot, None)  # upstream has waited
+        else:
+            self.sends.displace(slot)
 
 
 def clear_slot(handles: Any, slot: int) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from threading import get_ident, get_native_id
 from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +35,7 @@ CROWDED_SILENCE_S = 4e-3  # where threads share cores, a look every millisecond 
 PERIOD_S = 400e-6
 RECEIVING_SILENCES = 2  # more, for a driver in a receive: it drives from there, unless its message is late
 EXIT_TIMEOUT_S = 2.0  # MPI_Iprobe takes microseconds; a thread still inside after this is stuck, and exit goes on
-VERSION = 1  # of the struct in understudy.c
+VERSION = 2  # of the struct in understudy.c
 NATIVE = Path(__file__).parent / "native"
 
 MPI_THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -62,8 +61,7 @@ class _Shared(ctypes.Structure):
 
     _fields_ = (
         ("driven_ns", ctypes.c_int64),
-        ("driver", ctypes.c_int64),
-        ("asleep", ctypes.c_int64),
+        ("timed", ctypes.c_int64),
         ("ticks", ctypes.c_int64),
         ("error", ctypes.c_int64),
         ("silence_ns", ctypes.c_int64),
@@ -133,10 +131,12 @@ def load_library() -> SimpleNamespace:
     library.understudy_new.restype = ctypes.c_void_p
     library.understudy_start.argtypes = [ctypes.c_void_p]
     library.understudy_stop.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    arm = keeps_gil.understudy_arm  # releasing the GIL here could cost a switch interval to get it back
-    arm.argtypes, arm.restype = [ctypes.c_void_p, ctypes.c_int64], None
+    # Releasing the GIL here could cost a switch interval to get it back.
+    arm, rest = keeps_gil.understudy_arm, keeps_gil.understudy_rest
+    for function in arm, rest:
+        function.argtypes, function.restype = [ctypes.c_void_p], None
     new, start, stop = library.understudy_new, library.understudy_start, library.understudy_stop
-    return SimpleNamespace(new=new, start=start, stop=stop, arm=arm)
+    return SimpleNamespace(new=new, start=start, stop=stop, arm=arm, rest=rest)
 
 
 def usable_mpi() -> Any:
@@ -192,8 +192,8 @@ class Understudy:
     """Drive MPI from a native thread while a send is pending and the Python driver is silent.
 
     `silence_s`: how long the driver may be silent before the thread steps in; `period_s`: between two of its calls.
-    Raises UnderstudyUnavailable with the reason when it cannot run. Nothing here raises or blocks after that. Call
-    `driven` and `idle` under one lock: if they race, a send may go unwatched until the next `driven`.
+    Raises UnderstudyUnavailable with the reason when it cannot run. Nothing here raises or blocks after that. Where
+    `driven` and `idle` race, a send may go unwatched until the next `driven`.
     """
 
     def __init__(self, silence_s: float = SILENCE_S, period_s: float = PERIOD_S, probe: Probe | None = None) -> None:
@@ -205,21 +205,18 @@ class Understudy:
         shared.silence_ns, shared.period_ns = int(silence_s * 1e9), int(period_s * 1e9)
         shared.iprobe, shared.comm, shared.comm_is_pointer = probe.function, probe.comm, probe.comm_is_pointer
         shared.any_source, shared.tag = probe.any_source, probe.tag
-        self._driver, self._stopped = 0, ""
+        self._stopped = ""
         failed = self._library.start(self._address)
         if failed:
             raise UnderstudyUnavailable(f"the native thread does not start: {os.strerror(failed)}")
         guard_exits(self)
 
     def driven(self) -> None:
-        """Note that the driver has just driven and a send is pending; wakes the thread if it sleeps."""
-        shared, thread = self._shared, get_ident()
-        if thread != self._driver:
-            self._driver, shared.driver = thread, get_native_id()
-        if shared.driven_ns and not shared.asleep:
-            shared.driven_ns = monotonic_ns()
+        """Note that the driver has just driven and a send is pending; sets the thread's timer unless it is set."""
+        if self._shared.timed:
+            self._shared.driven_ns = monotonic_ns()
         elif not self._stopped:
-            self._library.arm(self._address, monotonic_ns())
+            self._library.arm(self._address)
 
     def receiving(self) -> None:
         """Note that the driver goes into a receive with a send pending: the thread steps in later."""
@@ -227,8 +224,9 @@ class Understudy:
             self._shared.driven_ns = monotonic_ns() + RECEIVING_SILENCES * self._shared.silence_ns
 
     def idle(self) -> None:
-        """Note that nothing is pending: the thread goes back to sleep."""
-        self._shared.driven_ns = 0
+        """Note that nothing is pending: the thread sleeps on, and its timer is unset."""
+        if self._shared.timed and not self._stopped:
+            self._library.rest(self._address)
 
     def stop(self, timeout_s: float = EXIT_TIMEOUT_S) -> bool:
         """Join the thread; return False if it has not left MPI within the timeout. Safe at any time, repeatedly."""

@@ -11,7 +11,8 @@ import torch
 
 __all__ = ["Cpu", "Cuda", "device_for"]
 
-Captured = tuple[Callable[[], object], torch.Tensor]  # how to run the step again, and where it leaves its output
+# How to run the step again, where it leaves its output, and how many seconds its computation took the last time.
+Captured = tuple[Callable[[], object], torch.Tensor, Callable[[], float]]
 
 
 class Cpu:
@@ -45,8 +46,15 @@ class Cpu:
 
     def capture(self, step: Callable[[], torch.Tensor]) -> Captured:
         """Run a step once and return how to run it again with what its inputs hold then."""
-        output = step().clone()
-        return lambda: output.copy_(step()), output
+        output, took = step().clone(), 0.0
+
+        def run() -> None:
+            nonlocal took
+            begun = time.monotonic()
+            output.copy_(step())
+            took = time.monotonic() - begun
+
+        return run, output, lambda: took
 
 
 class Cuda:
@@ -90,10 +98,14 @@ class Cuda:
         step()  # libraries set themselves up outside of a capture
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
+        # Inside the graph, so that a host that is late between two launches does not count.
+        begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
         # Other threads may call CUDA meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            begin.record()
             output = step()
-        return graph.replay, output
+            end.record()
+        return graph.replay, output, lambda: begin.elapsed_time(end) * 1e-3
 
 
 def device_for(device: torch.device) -> Cpu | Cuda:

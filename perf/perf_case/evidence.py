@@ -152,7 +152,7 @@ def summarise(run: Run) -> dict[str, Any]:
     }
     starts = [spans[0][step][0] for step in steps]
     periods = [(b - a) * 1e3 for a, b in pairwise(starts)]
-    kernels = [statistics.median((of_rank[s][1] - of_rank[s][0]) * 1e3 for s in steps) for of_rank in spans]
+    kernels = [statistics.median(rank.kernels_s or [0.0]) * 1e3 for rank in run.ranks]
     return {
         "tokens_per_s": round(run.tokens_per_s, 3),
         "step_ms_p50": round(statistics.median(periods), 4),

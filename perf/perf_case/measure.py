@@ -41,6 +41,7 @@ class RankNotes:
 
     notes: Notes
     spans: dict[int, tuple[float, float, bool]]
+    kernels_s: list[float]
     parked_s: list[float]
     reentry_s: float
     cpu_cores: float
@@ -141,6 +142,7 @@ def _rank(executor: UpstreamLoop, stage: Any, cpu: list[tuple[float, float]], st
     return RankNotes(
         notes=executor.dist.notes,
         spans=stage.spans(),
+        kernels_s=stage.kernels_s,
         parked_s=executor.parked_s,
         reentry_s=statistics.median(gaps) if gaps else 0.0,
         cpu_cores=(cpu1 - cpu0) / (t1 - t0) if t1 > t0 else 0.0,

@@ -52,8 +52,8 @@ class CaseStage:
     """One rank's stage (see `trtllm_pp_progress.host.Stage`), with launch() and sampled() for upstream's loop.
 
     `begin()` starts another run with the same model: caches are reused, counters and notes are new. `spans` are the
-    start and end of each batch's computation by step, monotonic seconds, on a GPU taken from CUDA events; `kernel_ms`
-    holds those of decode steps.
+    start and end of each batch's computation by step, monotonic seconds, on a GPU taken from CUDA events; `kernels_s`
+    are the seconds that the graphs of decode steps took, of all but the last of each.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class CaseStage:
         self._todo: queue.Queue[_Work | None] = queue.Queue()
         self._captured: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._ids, self._positions, self._tokens = (self._device.staging(STAGING, slots) for _ in range(3))
+        self._prompts = self._device.staging(STAGING if model.first else 0, slots * model.length)
         self.begin()
         if not self._inline:
             threading.Thread(target=self._device_loop, name="device", daemon=True).start()
@@ -78,6 +79,8 @@ class CaseStage:
         self._step = self._checked = 0
         self._in_flight: deque[_Work] = deque()
         self._timed: list[tuple[int, bool, Any, Any]] = []
+        self._ran: set[tuple[int, int]] = set()
+        self.kernels_s: list[float] = []
         self._device.begin()
 
     # The executor's side
@@ -187,14 +190,17 @@ class CaseStage:
         work.arrived = self._device.event()
 
     def _eagerly(self, work: _Work, rows: torch.Tensor | None) -> torch.Tensor:
-        model, device = self.model, self.model.device
+        # Nothing here may wait for the GPU: with NCCL it waits for the next rank, and that for a schedule that parks.
+        model, place = self.model, work.step % STAGING
+        self._positions[place, : len(work.positions)] = torch.tensor(work.positions)
+        positions = self._positions[place, : len(work.positions)].to(model.device, non_blocking=True)
         if rows is None:
-            rows = torch.tensor(work.ids, device=device)
+            self._prompts[place, : len(work.ids)] = torch.tensor(work.ids)
+            rows = self._prompts[place, : len(work.ids)].to(model.device, non_blocking=True)
         outputs = []
-        for slot, position, part in zip(work.slots, work.positions, rows.split(work.lengths), strict=True):
-            if position:
-                place = torch.tensor([position], device=device)
-                outputs.append(model.step(slice(slot, slot + 1), place, part))
+        for i, (slot, part) in enumerate(zip(work.slots, rows.split(work.lengths), strict=True)):
+            if work.positions[i]:
+                outputs.append(model.step(slice(slot, slot + 1), positions[i : i + 1], part))
             else:
                 outputs.append(model.prompt(slot, part))
         return torch.cat(outputs)
@@ -208,7 +214,10 @@ class CaseStage:
             rows = self._ids[place, :count]
         if (first, count) not in self._captured:
             self._captured[first, count] = self._capture(slice(first, first + count), count)
-        replay, positions, given, output = self._captured[first, count]
+        replay, positions, given, output, took = self._captured[first, count]
+        if (first, count) in self._ran:  # and has ended: this step needs its token
+            self.kernels_s.append(took())
+        self._ran.add((first, count))
         positions.copy_(self._positions[place, :count], non_blocking=True)
         given.copy_(rows, non_blocking=True)
         replay()
@@ -221,7 +230,7 @@ class CaseStage:
         given = torch.zeros(shape, dtype=dtype, device=model.device)
         # What capturing writes at position 0 is put back: that place belongs to a prompt.
         kept = [(t, t[slots, :, 0].clone()) for layer in model.layers for t in (layer.keys, layer.values)]
-        replay, output = self._device.capture(lambda: model.step(slots, positions, given))
+        replay, output, took = self._device.capture(lambda: model.step(slots, positions, given))
         for tensor, rows in kept:
             tensor[slots, :, 0] = rows
-        return replay, positions, given, output
+        return replay, positions, given, output, took

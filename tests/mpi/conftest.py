@@ -7,7 +7,9 @@ is collected, so that MPI is not initialised in an ordinary session.
 import faulthandler
 import os
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,10 @@ def pytest_configure(config):
     from mpi4py import MPI
 
     _stderr.append(os.dup(2))
+    # Ranks that end together would clear one temporary folder together, which pytest does not survive.
+    own = Path(tempfile.gettempdir(), f"pytest-rank-{MPI.COMM_WORLD.Get_rank()}-of-{os.getuid()}")
+    own.mkdir(exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(own)
     size, expected = MPI.COMM_WORLD.Get_size(), config.getoption("--np", default=2)
     if size < expected:
         raise pytest.UsageError(f"{size} MPI ranks were started and {expected} are expected: is it this MPI's mpirun?")

@@ -45,7 +45,7 @@ def test_two_lives_in_every_era(comm, line, era, is_async, patched):
         executor = live(comm, line, era, patched, is_async=is_async)
         if patched:
             assert_all_sent(executor)
-            assert engine_of(executor).tables["send_handles"].sends.counters.posts == (
+            assert engine_of(executor).tables["send_handles"].sends.describe(0.0)["posts"] == (
                 0 if comm.rank == comm.size - 2 else STEPS * CONCURRENCY
             )
         else:
@@ -58,7 +58,7 @@ def test_forwarded_requests_are_sent_through_the_engine_too(comm, line, era):
     """TRTLLM_PP_REQ_SEND_ASYNC=1: every isend of a request list is seen, and seen complete."""
     executor = live(comm, line, era, True, TRTLLM_PP_REQ_SEND_ASYNC="1")
     assert_all_sent(executor)
-    posts = engine_of(executor).tables["request_broadcaster"].sends.counters.posts
+    posts = engine_of(executor).tables["request_broadcaster"].sends.describe(0.0)["posts"]
     assert (posts > 0) == (comm.rank != comm.size - 1)
 
 

@@ -71,7 +71,7 @@ static void finish(struct understudy *u)
 {
     CHECK(understudy_stop(u, LIMIT_NS) == 1);
     int before = calls;
-    understudy_arm(u, now_ns()); /* late drivers are harmless */
+    understudy_arm(u); /* late drivers are harmless */
     CHECK(understudy_stop(u, 0) == 1);
     CHECK(calls == before);
     free(u);
@@ -80,10 +80,9 @@ static void finish(struct understudy *u)
 static void ticks_while_armed(int pointer)
 {
     struct understudy *u = start(pointer);
-    understudy_arm(u, now_ns());
+    understudy_arm(u);
     await_calls(3);
-    u->driven_ns = 0;
-    AWAIT(u->asleep);
+    understudy_rest(u);
     finish(u);
 }
 
@@ -91,28 +90,26 @@ static void ticks_while_armed(int pointer)
 static void ticks_beside_a_running_driver(void)
 {
     struct understudy *u = start(1);
-    u->driver = gettid();
-    understudy_arm(u, now_ns());
+    understudy_arm(u);
     int64_t begun = now_ns();
     int target = calls + 3;
     while (calls < target)
         CHECK(now_ns() - begun < LIMIT_NS);
-    struct look last = {0, 0, 0};
-    CHECK(!driver_ran(u, &last)); /* another one than at the last look: not known */
-    while (!driver_ran(u, &last)) /* however busy the machine is, for a while this thread has a core */
+    struct look last = look_at(gettid());
+    do /* however busy the machine is, for a while this thread has a core */
         for (int64_t end = now_ns() + 1000000; now_ns() < end;)
             CHECK(now_ns() - begun < LIMIT_NS);
-    u->driver = 0x3fffff; /* gone: never waited for */
-    CHECK(!driver_ran(u, &last) && !driver_ran(u, &last));
+    while (!driver_ran(&last));
+    last = look_at(0x3fffff); /* gone: never waited for */
+    CHECK(!driver_ran(&last) && !driver_ran(&last));
     finish(u);
 }
 
 static void repairs_a_lost_wake_up(void)
 {
     struct understudy *u = start(1);
-    AWAIT(u->asleep);
-    u->driven_ns = now_ns(); /* stored, but nobody woke the thread */
-    understudy_arm(u, now_ns());
+    u->driven_ns = now_ns(); /* stored, but nobody set the timer */
+    understudy_arm(u);
     await_calls(1);
     finish(u);
 }
@@ -121,7 +118,7 @@ static void leaves_on_error(void)
 {
     struct understudy *u = start(1);
     answer = 15;
-    understudy_arm(u, now_ns());
+    understudy_arm(u);
     AWAIT(u->error == 15);
     answer = 0;
     finish(u);
@@ -131,28 +128,25 @@ static void stop_is_bounded(void)
 {
     struct understudy *u = start(1);
     blocked = 1;
-    understudy_arm(u, now_ns());
+    understudy_arm(u);
     AWAIT(inside);
     CHECK(understudy_stop(u, 1000000) == 0);
     blocked = 0;
     finish(u);
 }
 
-static pthread_mutex_t contract = PTHREAD_MUTEX_INITIALIZER; /* driven and idle are called under one lock */
 static _Atomic int driving;
 
 static void *driver(void *argument)
 {
     struct understudy *u = argument;
     for (unsigned turn = 0; driving; turn++) {
-        pthread_mutex_lock(&contract);
         if (turn % 3 == 0)
-            u->driven_ns = 0;
-        else if (u->driven_ns && !u->asleep)
+            understudy_rest(u);
+        else if (u->timed)
             u->driven_ns = now_ns();
         else
-            understudy_arm(u, now_ns());
-        pthread_mutex_unlock(&contract);
+            understudy_arm(u);
 #ifdef CONTROL
         unguarded++;
 #endif
@@ -198,7 +192,7 @@ int main(int argc, char **argv)
         drivers_and_stoppers(turn);
 #ifdef CONTROL
     struct understudy *u = start(1);
-    understudy_arm(u, now_ns());
+    understudy_arm(u);
     for (int i = 0; i < 1000; i++)
         unguarded++;
     await_calls(3);

@@ -203,9 +203,9 @@ def test_open_mpi_is_told_to_use_ucx_on_the_transport(transport, root, monkeypat
     """TCP and shared memory are forced past Open MPI's checks; the default forces nothing; root is allowed."""
     monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
     line, variables = _launch.command(4, transport, ["-m", "x"], "/bin/mpirun", OPEN_MPI)
-    assert line[:4] == ["/bin/mpirun", "-n", "4", "--oversubscribe"]
+    assert line[:6] == ["/bin/mpirun", "-n", "4", "--oversubscribe", "--bind-to", "none"]
     assert line[-3:] == [sys.executable, "-m", "x"]
-    options = line[4:-3]
+    options = line[6:-3]
     if transport == "default":
         assert options == []
         assert "UCX_TLS" not in variables
@@ -244,7 +244,7 @@ def test_settings_of_a_run_reach_ranks_on_other_hosts():
     """Open MPI is told to pass them on; without a forced transport, too."""
     line, variables = _launch.command(2, "default", [], "mpirun", OPEN_MPI, {"UCX_RNDV_THRESH": "inf"})
     assert variables["UCX_RNDV_THRESH"] == "inf"
-    assert " ".join(line[3:-1]) == "--oversubscribe -x UCX_RNDV_THRESH"
+    assert " ".join(line[3:-1]) == "--oversubscribe --bind-to none -x UCX_RNDV_THRESH"
 
 
 def test_a_peer_is_a_run_of_its_own_and_every_repetition_has_one(started, capfd):

@@ -5,7 +5,7 @@ import queue
 import threading
 
 import pytest
-from fakes import NEVER, FakeRequest, FakeWait, elsewhere, join, start
+from fakes import NEVER, FakePart, FakeParts, FakeRequest, FakeWait, elsewhere, join, start
 
 from trtllm_pp_progress import _engine
 from trtllm_pp_progress._engine import Engine
@@ -141,16 +141,24 @@ def test_a_batch_within_the_grace_goes_out_at_once(clock):
     assert (rig.waits_us, handle.tests) == ([None, GRACE_US], 1)
 
 
-def test_a_post_while_the_relay_is_away_is_tested_once(clock):
-    """Nobody else would see for a while that it is complete; a relay that sleeps is woken for it instead."""
-    rig = Rig(clock)
-    asleep = rig.post(FakeRequest(NEVER))
-    rig.queue.put("batch")
+@pytest.mark.parametrize("away", [True, False])
+def test_a_pkl5_request_of_another_thread_is_tested_once_as_it_is_posted(clock, away):
+    """One that is complete wakes nobody; a relay that sleeps is woken for one that is not."""
+    posted = []
+
+    def post(slot, after):
+        posted.append(FakePart(after))
+        elsewhere(lambda: rig.post(FakeParts([posted[-1]]), slot))
+
+    script = [] if away else [lambda: post(0, 1), lambda: post(1, NEVER), None]
+    rig = Rig(clock, *script, lambda: rig.queue.put("batch"))
     rig.queue.get()
-    tests = asleep.tests
-    away = [elsewhere(lambda n=n: rig.post(FakeRequest(n), n)) for n in (1, 2)]
-    assert (tests, [handle.tests for handle in away]) == (1, [1, 1])
-    assert (rig.table[1], rig.table[2]) == (None, away[1])
+    if away:
+        post(0, 1)
+        post(1, NEVER)
+    assert (rig.table[0], rig.table[1]) == (None, (posted[1],))
+    assert posted[0].tests == 1
+    assert rig.queue.timed_waits == (0 if away else 2)
 
 
 def test_the_relays_own_send_is_driven_at_once(clock):

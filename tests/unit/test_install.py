@@ -20,7 +20,7 @@ from fakes import LIMIT_S, NEVER, PATCHABLE, FakeDist, FakeRequest, HookedLock, 
 import trtllm_pp_progress as package
 from trtllm_pp_progress import IncompatibleError, PatchError, Settings, SettingsError, _install
 from trtllm_pp_progress._beside import SENDERS
-from trtllm_pp_progress._mixin import QUEUE, TABLES, engine_of
+from trtllm_pp_progress._mixin import KEPT, QUEUE, TABLES, engine_of
 from trtllm_pp_progress._patch import Graft
 
 GRAFTED = {
@@ -28,9 +28,7 @@ GRAFTED = {
     "wait_on_pp_send_handles",
     "_ring_broadcast_sample_state",
     "_executor_loop_cleanup",
-    *TABLES,
-    *SENDERS,
-    QUEUE,
+    *(prefix + name for name in (*TABLES, *SENDERS, QUEUE) for prefix in ("", KEPT)),
 }
 NOTHING = {"installed": [], "waiting": None, "stood_down": []}
 

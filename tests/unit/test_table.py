@@ -2,7 +2,7 @@
 
 import fakes
 import pytest
-from fakes import NEVER, FakeRequest
+from fakes import NEVER, FakePart, FakeParts, FakeRequest
 
 from trtllm_pp_progress._engine import Engine
 from trtllm_pp_progress._settings import Settings
@@ -20,7 +20,8 @@ def engine(clock):
 def recorded(size):
     """Return a table of empty slots and the list of what it reports."""
     posts = []
-    return HandleTable("send_handles", [None] * size, lambda table, slot, handle: posts.append((slot, handle))), posts
+    table = HandleTable("send_handles", [None] * size, lambda table, slot, handle, error: posts.append((slot, handle)))
+    return table, posts
 
 
 def test_it_stays_a_list():
@@ -51,7 +52,7 @@ def test_a_negative_index_is_reported_as_the_slot_it_means():
 def test_what_it_is_made_of_is_reported():
     """Handles that are there at the start are pending too."""
     posts = []
-    HandleTable("send_handles", [None, "a", None, "b"], lambda table, slot, handle: posts.append((slot, handle)))
+    HandleTable("send_handles", [None, "a", None, "b"], lambda table, slot, handle, error: posts.append((slot, handle)))
     assert posts == [(1, "a"), (3, "b")]
 
 
@@ -62,6 +63,39 @@ def test_a_slice_is_written_slot_by_slot():
     table[::2] = [None, "b"]
     assert table == [None, "a", "b", None]
     assert posts == [(1, "a"), (2, "b")]
+
+
+def test_a_request_that_is_complete_as_it_is_written_leaves_an_empty_slot(engine):
+    """It is counted, nobody is told of it, and what the slot held before is kept alive."""
+    table = engine.table("send_handles", [None] * 2)
+    engine.wake_driver = lambda: pytest.fail("nothing is pending")
+    table[0] = FakeParts([FakePart(1), FakePart(1)])
+    counted = table.sends.describe(0.0)
+    assert (list(table), engine.pending) == ([None, None], False)
+    assert (counted["posts"], counted["polls"], counted["completions"], counted["pending"]) == (1, 1, 1, [])
+    engine.wake_driver = lambda: None
+    table[-1] = FakeParts([FakePart(NEVER)])
+    engine.drive()
+    table[-1] = FakeParts([FakePart(1)])
+    assert (table[-1], table.sends.counters.displaced, len(table.sends.displaced)) == (None, 1, 1)
+
+
+def test_a_request_that_is_not_complete_is_reported_after_one_test_of_its_open_parts():
+    """The rest is the engine's."""
+    table, posts = recorded(2)
+    parts = FakeParts([FakePart(1), FakePart(NEVER), FakePart(1)])
+    table[1] = parts
+    assert posts == [(1, parts)]
+    assert [part.tests for part in parts] == [1, 1, 0]
+
+
+def test_what_that_test_raises_is_upstreams_to_meet(engine):
+    """The write succeeds, as upstream expects, and the handle is not tested again."""
+    table = engine.table("send_handles", [None])
+    handle = FakeParts([FakePart(error=ConnectionError("gone"))])
+    table[0] = handle
+    engine.drive()
+    assert (table[0], handle[0].tests, table.sends.counters.failed, engine.pending) == (handle, 1, 1, False)
 
 
 @pytest.mark.parametrize("values", [[], ["a"], ["a", "b", "c"]])

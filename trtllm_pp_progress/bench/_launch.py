@@ -46,7 +46,8 @@ def command(
     variables = {**({} if tls is None else {"UCX_TLS": tls}), **(settings or {})}
     line = [launcher, "-n", str(ranks)]
     if is_open_mpi(version):
-        line += ["--oversubscribe"]
+        # Two ranks get a core each otherwise, for all their threads: one that spins in MPI keeps the others from it.
+        line += ["--oversubscribe", "--bind-to", "none"]
         if tls is not None:  # without these Open MPI refuses UCX on anything but InfiniBand
             line += [
                 "--mca",

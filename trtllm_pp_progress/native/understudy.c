@@ -1,33 +1,39 @@
 /* The understudy: makes pending MPI sends progress while another thread holds the GIL.
  *
- * One thread that never touches Python and links no MPI. It sleeps on a condition until a send is pending, then until the
- * Python driver has been silent for `silence_ns`, and only then calls MPI_Iprobe for a message nobody sends: the cheapest
- * legal way into the progress engine. Every `period_ns` at first, then less and less often, down to once a silence.
+ * One thread that never touches Python and links no MPI. It sleeps in a timer that is set while a send is pending, until
+ * the Python driver has been silent for `silence_ns`, and only then calls MPI_Iprobe for a message nobody sends: the
+ * cheapest legal way into the progress engine. Every `period_ns` at first, then less and less often, down to once a
+ * silence. While all goes well the timer is set and unset and never fires: a system call each, and no thread wakes.
  * Needs MPI_THREAD_MULTIPLE, which the caller checks.
  *
  * No Python.h: _understudy.py loads this as a plain shared object, so one build serves every Python and every MPI.
- * Python stores to `driven_ns` directly: a call would release the GIL and could wait a whole switch interval for it. */
+ * While `timed`, Python stores a later `driven_ns` directly: this thread looks again when the timer fires. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/timerfd.h>
 #include <time.h>
+#include <unistd.h>
 
-#define VERSION 1   /* of `struct understudy`; _understudy.py refuses another */
+#define VERSION 2   /* of `struct understudy`; _understudy.py refuses another */
 #define PATIENCE 10 /* silence and period are this many times longer while the driver runs */
-#define LINGER 50   /* looks, a silence apart, with nothing pending before it sleeps for good */
 
 typedef int (*iprobe_pointer)(int source, int tag, void *comm, int *flag, void *status); /* Open MPI, MPI 5 ABI */
 typedef int (*iprobe_integer)(int source, int tag, int comm, int *flag, void *status);   /* MPICH and its family */
 
+struct look { /* at a driver: its kernel id, when, and its CPU time then */
+    int64_t driver, ns, cpu_ns;
+};
+
 struct understudy {
     /* Mirrored by _understudy._Shared, in this order. */
     _Atomic int64_t driven_ns; /* CLOCK_MONOTONIC of the last drive while a send is pending, 0 while none is */
-    _Atomic int64_t driver;    /* kernel id of the thread that drove last */
-    _Atomic int64_t asleep;    /* 1 while the thread waits without a timeout: whoever stores driven_ns must arm */
+    _Atomic int64_t timed;     /* 1 between an arm and its undoing: then the timer is set, or the thread is up */
     _Atomic int64_t ticks;     /* calls of MPI_Iprobe */
     _Atomic int64_t error;     /* what MPI_Iprobe returned when it failed; the thread then leaves for good */
     int64_t silence_ns, period_ns;
@@ -35,14 +41,13 @@ struct understudy {
     intptr_t comm;
     int64_t comm_is_pointer, any_source, tag;
     /* Ours alone. */
-    pthread_mutex_t lock; /* never held inside MPI: arm takes it while its caller holds the GIL */
-    pthread_cond_t changed;
+    pthread_mutex_t lock; /* of what follows; never held inside MPI: arm takes it while its caller holds the GIL */
+    pthread_cond_t ended;
     pthread_t thread;
-    int stopping, done, joined;
-};
-
-struct look {
-    int64_t driver, ns, cpu_ns;
+    struct look armed; /* at the driver that armed last */
+    int64_t arms;
+    int timer, done, joined;
+    _Atomic int stopping;
 };
 
 static int64_t now_ns(void)
@@ -54,24 +59,38 @@ static int64_t now_ns(void)
 
 static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int wait_until(struct understudy *u, int64_t ns)
+/* Let the timer fire at a moment of CLOCK_MONOTONIC, at once if it has passed, or never for 0. */
+static void set_timer(int timer, int64_t ns)
 {
-    struct timespec t = {ns / 1000000000, ns % 1000000000};
-    return pthread_cond_timedwait(&u->changed, &u->lock, &t);
+    struct itimerspec when = {{0, 0}, {ns / 1000000000, ns % 1000000000}};
+    timerfd_settime(timer, TFD_TIMER_ABSTIME, &when, 0);
+}
+
+static void sleep_until_it_fires(const struct understudy *u)
+{
+    uint64_t times;
+    while (!u->stopping && read(u->timer, &times, sizeof times) < 0 && errno == EINTR)
+        ;
+}
+
+static struct look look_at(int64_t driver)
+{
+    struct timespec t;
+    clockid_t cpu_of_thread = (clockid_t)((~(unsigned)driver << 3) | 6); /* as pthread_getcpuclockid builds it */
+    struct look look = {driver, now_ns(), 0};
+    if (clock_gettime(cpu_of_thread, &t) == 0)
+        look.cpu_ns = t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+    return look;
 }
 
 /* Whether the driver has had a core for a good part of the time since the last look. Then it is in MPI itself, as a rule
  * in a blocking receive, and a second thread there costs more than it brings: where cores are short it spins on a lock
  * whose holder is not running. A driver that waits for the GIL sleeps; one that computes outside MPI is the rare case,
  * hence patience instead of none. */
-static int driver_ran(const struct understudy *u, struct look *last)
+static int driver_ran(struct look *last)
 {
-    struct timespec t;
-    clockid_t cpu_of_thread = (clockid_t)((~(unsigned)u->driver << 3) | 6); /* as pthread_getcpuclockid builds it */
-    struct look look = {u->driver, now_ns(), 0};
-    if (clock_gettime(cpu_of_thread, &t) == 0)
-        look.cpu_ns = t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-    int ran = look.driver == last->driver && 4 * (look.cpu_ns - last->cpu_ns) > look.ns - last->ns;
+    struct look look = look_at(last->driver);
+    int ran = 4 * (look.cpu_ns - last->cpu_ns) > look.ns - last->ns;
     *last = look;
     return ran;
 }
@@ -89,49 +108,42 @@ static void *run(void *argument)
 {
     struct understudy *u = argument;
     struct look last = {0, 0, 0};
-    int64_t ticked = 0, period = u->period_ns, seen = 0;
-    int idle_looks = LINGER;
-    pthread_mutex_lock(&u->lock);
+    int64_t ticked = 0, period = u->period_ns, seen = 0, arms = 0;
     while (!u->stopping && !u->error) {
         int64_t driven = u->driven_ns, now = now_ns();
-        if (!driven && idle_looks < LINGER) {
-            /* Being woken costs the driver more than looking costs us, so stay a while. */
-            idle_looks++;
-            wait_until(u, now + u->silence_ns);
-            continue;
-        }
         if (!driven) {
-            /* Announce first, look again second; arm stores first, looks second: one of the two sees the other. */
-            u->asleep = 1;
-            if (!u->driven_ns)
-                pthread_cond_wait(&u->changed, &u->lock);
-            u->asleep = 0;
+            sleep_until_it_fires(u); /* whoever has stored driven_ns since sets it next */
             continue;
         }
-        idle_looks = 0;
         if (driven != seen) {
             seen = driven;
             period = u->period_ns;
         }
+        pthread_mutex_lock(&u->lock);
+        if (arms != u->arms) {
+            arms = u->arms;
+            last = u->armed;
+        }
+        pthread_mutex_unlock(&u->lock);
         int64_t due = later(driven + u->silence_ns, ticked + period);
         int64_t patient = later(driven + PATIENCE * u->silence_ns, ticked + PATIENCE * period);
-        int ran = driver_ran(u, &last);
+        int ran = driver_ran(&last);
         if (now >= due && now < patient && ran)
             due = now + u->silence_ns; /* look again then */
         if (now < due) {
-            wait_until(u, due);
+            set_timer(u->timer, due);
+            sleep_until_it_fires(u);
             continue;
         }
-        pthread_mutex_unlock(&u->lock);
         u->error = probe(u);
         u->ticks++;
         ticked = now_ns();
         /* A send that did not move yet waits for its receiver, who may take long. */
         period = 4 * period < u->silence_ns ? 4 * period : later(u->period_ns, u->silence_ns);
-        pthread_mutex_lock(&u->lock);
     }
+    pthread_mutex_lock(&u->lock);
     u->done = 1;
-    pthread_cond_broadcast(&u->changed);
+    pthread_cond_broadcast(&u->ended);
     pthread_mutex_unlock(&u->lock);
     return 0;
 }
@@ -146,28 +158,45 @@ int understudy_start(struct understudy *u)
 {
     pthread_condattr_t monotonic;
     sigset_t all, before;
+    if ((u->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)) < 0)
+        return errno;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&u->changed, &monotonic);
+    pthread_cond_init(&u->ended, &monotonic);
     pthread_mutex_init(&u->lock, 0);
     /* Signals are for Python's main thread: delivered here, Ctrl-C would not interrupt what that thread waits in. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&u->thread, 0, run, u);
     pthread_sigmask(SIG_SETMASK, &before, 0);
-    if (!failed)
+    if (failed)
+        close(u->timer);
+    else
         pthread_setname_np(u->thread, "pp-understudy");
     return failed;
 }
 
-/* Note a drive and wake the thread if it sleeps; harmless at any other time, also after stop. */
-void understudy_arm(struct understudy *u, int64_t driven_ns)
+/* Note that the calling thread drives while a send is pending, and set the timer; harmless after stop. */
+void understudy_arm(struct understudy *u)
 {
-    u->driven_ns = driven_ns;
-    if (!u->asleep)
-        return;
+    struct look driver = look_at(gettid());
     pthread_mutex_lock(&u->lock);
-    pthread_cond_broadcast(&u->changed);
+    u->armed = driver;
+    u->arms++;
+    u->driven_ns = driver.ns;
+    u->timed = 1;
+    if (!u->stopping)
+        set_timer(u->timer, driver.ns + u->silence_ns);
+    pthread_mutex_unlock(&u->lock);
+}
+
+/* Note that no send is pending, and unset the timer; harmless after stop. */
+void understudy_rest(struct understudy *u)
+{
+    pthread_mutex_lock(&u->lock);
+    u->driven_ns = u->timed = 0;
+    if (!u->stopping)
+        set_timer(u->timer, 0);
     pthread_mutex_unlock(&u->lock);
 }
 
@@ -175,15 +204,20 @@ void understudy_arm(struct understudy *u, int64_t driven_ns)
 int understudy_stop(struct understudy *u, int64_t timeout_ns)
 {
     int64_t deadline = now_ns() + timeout_ns;
+    struct timespec until = {deadline / 1000000000, deadline % 1000000000};
     pthread_mutex_lock(&u->lock);
-    u->stopping = 1;
-    pthread_cond_broadcast(&u->changed);
-    while (!u->done && wait_until(u, deadline) == 0)
+    if (!u->stopping) {
+        u->stopping = 1;
+        set_timer(u->timer, 1); /* long past */
+    }
+    while (!u->done && pthread_cond_timedwait(&u->ended, &u->lock, &until) == 0)
         ;
     int done = u->done, join = done && !u->joined;
     u->joined |= join;
     pthread_mutex_unlock(&u->lock);
-    if (join)
+    if (join) {
         pthread_join(u->thread, 0);
+        close(u->timer);
+    }
     return done;
 }
