@@ -7,6 +7,7 @@ assigns them, by data descriptors: the relay thread starts right after its queue
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import operator
@@ -32,7 +33,7 @@ logger = logging.getLogger("trtllm_pp_progress")
 
 ENGINE = "_pp_progress_engine"
 DRAINS = "_pp_progress_drains"
-KEPT = "_pp_progress_of_"  # an exchanged attribute's other name
+_numbers = itertools.count()
 
 _creating = threading.Lock()
 _inside = threading.local()  # .ring: this thread is in _ring_broadcast_sample_state
@@ -50,6 +51,7 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
     `born` is told of each executor that gets an engine. Executors over torch.distributed get none: see `examine`.
     """
     verdict = recognise(cls)
+    kept = f"_pp_progress_{next(_numbers)}_"  # never the same twice: what an earlier patch has left behind may be old
 
     def engine_for(executor: Any) -> Engine:
         with _creating:
@@ -123,8 +125,8 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
 
     def exchanged(name: str, exchange: Callable[[Any, Any], Any]) -> list[Graft]:
         return [
-            Graft(cls, KEPT + name, lambda original: _Plain(name)),
-            Graft(cls, name, lambda original: _exchange(name, exchange)),
+            Graft(cls, kept + name, lambda original: _Plain(name)),
+            Graft(cls, name, lambda original: _exchange(name, kept + name, exchange)),
         ]
 
     def of_engine(name: str, make: Callable[[Engine, str, Any], Any]) -> list[Graft]:
@@ -144,26 +146,26 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
     ]
 
 
-def _exchange(name: str, exchange: Callable[[Any, Any], Any]) -> property:
+def _exchange(name: str, kept: str, exchange: Callable[[Any, Any], Any]) -> property:
     """Return a property that passes what is assigned through `exchange(executor, value)`.
 
-    The value goes where a plain attribute would be, so that removing the property leaves executors working, and under
-    another name as well: upstream reads it in the middle of a step, and from there C code can fetch it.
+    The value goes where a plain attribute would be, so that removing the property leaves executors working, and under the
+    name `kept` as well: upstream reads it in the middle of a step, and from there C code can fetch it.
     """
 
     def assign(executor: Any, value: Any) -> None:
-        vars(executor)[name] = vars(executor)[KEPT + name] = exchange(executor, value)
+        vars(executor)[name] = vars(executor)[kept] = exchange(executor, value)
 
     def delete(executor: Any) -> None:
-        vars(executor).pop(KEPT + name, None)
+        vars(executor).pop(kept, None)
         if vars(executor).pop(name, delete) is delete:
             raise AttributeError(name)
 
-    return property(operator.attrgetter(KEPT + name), assign, delete)
+    return property(operator.attrgetter(kept), assign, delete)
 
 
 class _Plain:
-    """What stands in for the other name in an executor that is older than the patch: its plain attribute."""
+    """What stands in for the kept name in an executor that is older than the patch: its plain attribute."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -157,19 +157,19 @@ def executor_class(policy: str) -> type[UpstreamLoop]:
 
 
 def record_drives(executor: UpstreamLoop) -> None:
-    """Let the drives of our engine, where the executor has one, count as time inside MPI."""
+    """Let drives, and tests of a post, count as time inside MPI, where the executor has an engine of ours."""
     from trtllm_pp_progress._mixin import engine_of
 
     if (engine := engine_of(executor)) is None:
         return
-    drive, tests_at_post, inside = engine.drive, engine.tests_at_post, executor.dist.inside
 
-    def recorded_drive(once: bool = False) -> bool:
-        with inside():
-            return drive(once)
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def inside(*arguments: Any, **named: Any) -> Any:
+            with executor.dist.inside():
+                return function(*arguments, **named)
 
-    def recorded_post() -> int:
-        executor.dist.note()
-        return tests_at_post()
+        return inside
 
-    engine.drive, engine.tests_at_post = recorded_drive, recorded_post  # type: ignore[method-assign]
+    engine.drive = recorded(engine.drive)  # type: ignore[method-assign]
+    for table in engine.tables.values():
+        table._posted = recorded(table._posted)

@@ -47,11 +47,6 @@ class RecordedDist(Dist):
         finally:
             self.notes.inside.append((begun, time.monotonic()))
 
-    def note(self) -> None:
-        """Note that a send is tested as it is posted."""
-        now = time.monotonic()
-        self.notes.inside.append((now, now))
-
     def isend_object(self, value: Any, dest: int, tag: int) -> Any:
         """Start sending; a sample state's post is noted. It is no time inside MPI: an isend drives nothing."""
         if tag == PPCommTag.SAMPLE_STATE:

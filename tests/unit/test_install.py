@@ -20,7 +20,7 @@ from fakes import LIMIT_S, NEVER, PATCHABLE, FakeDist, FakeRequest, HookedLock, 
 import trtllm_pp_progress as package
 from trtllm_pp_progress import IncompatibleError, PatchError, Settings, SettingsError, _install
 from trtllm_pp_progress._beside import SENDERS
-from trtllm_pp_progress._mixin import KEPT, QUEUE, TABLES, engine_of
+from trtllm_pp_progress._mixin import QUEUE, TABLES, engine_of
 from trtllm_pp_progress._patch import Graft
 
 GRAFTED = {
@@ -28,9 +28,17 @@ GRAFTED = {
     "wait_on_pp_send_handles",
     "_ring_broadcast_sample_state",
     "_executor_loop_cleanup",
-    *(prefix + name for name in (*TABLES, *SENDERS, QUEUE) for prefix in ("", KEPT)),
+    *TABLES,
+    *SENDERS,
+    QUEUE,
+    *(f"_pp_progress_N_{name}" for name in (*TABLES, *SENDERS, QUEUE)),
 }
 NOTHING = {"installed": [], "waiting": None, "stood_down": []}
+
+
+def numberless(names):
+    """Return names without the number of the installation."""
+    return {re.sub(r"_pp_progress_\d+_", "_pp_progress_N_", name) for name in names}
 
 
 def view(cls):
@@ -79,10 +87,10 @@ def test_install_grafts_and_uninstall_restores_object_by_object(era):
     before = view(cls)
     installation = package.install(cls)
     assert (installation.state, installation.compatibility.era, installation.cls) == ("installed", era, cls)
-    assert {name for name, value in vars(cls).items() if before.get(name) is not value} == GRAFTED
+    assert numberless(name for name, value in vars(cls).items() if before.get(name) is not value) == GRAFTED
     assert package.installed(cls)
     restored = package.uninstall(cls)
-    assert set(restored) == {f"PyExecutor.{name}" for name in GRAFTED}
+    assert numberless(restored) == {f"PyExecutor.{name}" for name in GRAFTED}
     assert same(cls, before)
     assert not package.installed(cls)
 
@@ -461,6 +469,22 @@ def test_importing_auto_never_raises(upstream, monkeypatch, caplog):
 
 
 # Living executors
+
+
+def test_an_executor_sees_what_it_was_given_while_nothing_was_installed(cls):
+    """Installed, undone, given a new queue and new tables, installed again: never the old ones."""
+    package.install(cls)
+    executor = cls()
+    package.uninstall(cls)
+    executor.send_handles, executor.executed_batch_queue = tables = [None], object()
+    package.install(cls)
+    assert (executor.send_handles, executor.executed_batch_queue) == tables
+    del executor.send_handles
+    assert not hasattr(executor, "send_handles")
+    with pytest.raises(AttributeError, match="'PyExecutor' object has no attribute 'send_handles'"):
+        _ = executor.send_handles
+    with pytest.raises(AttributeError):
+        del executor.send_handles
 
 
 def test_status_lists_every_living_executor(cls):
