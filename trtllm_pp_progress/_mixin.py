@@ -149,7 +149,7 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
 def _exchange(name: str, kept: str, exchange: Callable[[Any, Any], Any]) -> property:
     """Return a property that passes what is assigned through `exchange(executor, value)`.
 
-    The value goes where a plain attribute would be, so that removing the property leaves executors working, and under the
+    The value goes where a plain attribute would be, so that removing the property leaves executors working, and to the
     name `kept` as well: upstream reads it in the middle of a step, and from there C code can fetch it.
     """
 
