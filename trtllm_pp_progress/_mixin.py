@@ -72,7 +72,7 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
     def make_wait(original: Any) -> Any:
         @functools.wraps(original)
         def wait_on_pp_send_handles(self: Any, send_handles: Any, microbatch_id: int) -> Any:
-            if getattr(_inside, "ring", False):
+            if ring := getattr(_inside, "ring", False):
                 # The isend is next, and before its request is in a slot others may take the GIL and keep it.
                 (vars(self).get(ENGINE) or engine_for(self)).standby.arm()
             if send_handles[microbatch_id] is None:
@@ -85,16 +85,18 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
                 return upstream_wait()
             engine = engine_for(self)
             relay = vars(self).get(QUEUE)
-            if isinstance(relay, ProgressQueue) and relay.consumer == threading.get_ident() and not _in_ring():
+            if isinstance(relay, ProgressQueue) and relay.consumer == threading.get_ident() and not ring:
                 # Era C's blocking flush after a relay; the next get() drives this send without blocking.
                 engine.progress_pp_send_handles(send_handles, microbatch_id)
-            elif engine.deadline is None and _before_forward(self, send_handles):
+            elif engine.deadline is None and not ring and _before_forward(self, send_handles):
                 if (drains := vars(self).get(DRAINS)) is None:
                     driven = examine(self, verdict).found["driven"]
                     drains = vars(self)[DRAINS] = Drains(engine, settings.drain_deadline_s if driven else math.inf)
                 drains.wait(send_handles, microbatch_id, upstream_wait)
             else:
                 engine.wait(send_handles, microbatch_id, upstream_wait)
+            if not ring:
+                engine.standby.rest(lambda: engine.pending)  # the relay may be back without having seen this send
 
         return wait_on_pp_send_handles
 
@@ -179,14 +181,10 @@ class _Plain:
             raise AttributeError(f"{type(executor).__name__!r} object has no attribute {self._name!r}") from None
 
 
-def _in_ring() -> bool:
-    return getattr(_inside, "ring", False)
-
-
 def _before_forward(executor: Any, handles: Any) -> bool:
-    # Where the executor thread relays, this wait is its drain, unless it is in the ring and about to use a slot again.
+    # Where the executor thread relays, this wait, outside the ring, is its drain.
     relayed = vars(executor).get(TABLES[0])
-    return vars(executor).get(ASYNC) is False and handles is relayed and type(handles) is HandleTable and not _in_ring()
+    return vars(executor).get(ASYNC) is False and handles is relayed and type(handles) is HandleTable
 
 
 def _table(engine: Engine, name: str, value: Any) -> Any:

@@ -26,7 +26,7 @@ class Parked:
 
     Raises UnderstudyUnavailable with the reason when it cannot run. Once the GIL is held it is too late to step in, so
     the first `driven` of a pending send waits, up to `silence_s`, until the thread is on its way into MPI: the executor
-    would take the GIL first. `period_s` is not used. Call `driven` and `idle` under one lock.
+    would take the GIL first. `period_s` is not used.
     """
 
     def __init__(self, silence_s: float = SILENCE_S, period_s: float = 0.0, comm: Any = None) -> None:
@@ -64,8 +64,9 @@ class Parked:
             if self._armed or self._stopping or self._failed:
                 return
             self._armed = True
-            while not self._entering.empty():  # left by a thread that came late
-                self._entering.get()
+            with suppress(Empty):
+                while True:  # left by a thread that came late
+                    self._entering.get_nowait()
             self._orders.put(True)
         with suppress(Empty):
             self._entering.get(timeout=self._silence_s)

@@ -19,8 +19,8 @@ class Standby:
 
     `arm()` notes that a send is pending, or about to be, and that the Python driver is at work on it now. Any thread
     may call it and rest(). Arm once others can see the send: a rest() in another thread then sees it too, or comes
-    first. Without a driver they cost next to nothing, and how often and how long the Python driver was silent meanwhile
-    is counted instead.
+    first. (The ring arms before its isend as well, and a rest() of another thread would undo that much.) Without a
+    driver they cost next to nothing, and how often and how long the Python driver was silent is counted instead.
     """
 
     def __init__(

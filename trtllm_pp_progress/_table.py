@@ -174,8 +174,8 @@ class HandleTable(list[Any]):
                     if part.Test() is not True:
                         break
                 else:
-                    sends.at_once += 1
                     list.__setitem__(self, index, None)
+                    sends.at_once += 1
                     if sends.left or sends.pending:
                         self._overwritten(index, value)
                     return
@@ -183,6 +183,9 @@ class HandleTable(list[Any]):
                 pass  # another shape
             except Exception as raised:
                 error = raised
+            except BaseException:
+                list.__setitem__(self, index, value)  # whatever ends this thread: the buffers are in use
+                raise
         list.__setitem__(self, index, value)
         if sends.left or sends.pending:
             self._overwritten(index, value)

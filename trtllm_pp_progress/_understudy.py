@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from threading import get_ident
 from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
@@ -192,8 +193,8 @@ class Understudy:
     """Drive MPI from a native thread while a send is pending and the Python driver is silent.
 
     `silence_s`: how long the driver may be silent before the thread steps in; `period_s`: between two of its calls.
-    Raises UnderstudyUnavailable with the reason when it cannot run. Nothing here raises or blocks after that. Where
-    `driven` and `idle` race, a send may go unwatched until the next `driven`.
+    Raises UnderstudyUnavailable with the reason when it cannot run. Nothing here raises or blocks after that. Any
+    thread may call anything; of two that race, the send whose `driven` comes last is watched.
     """
 
     def __init__(self, silence_s: float = SILENCE_S, period_s: float = PERIOD_S, probe: Probe | None = None) -> None:
@@ -205,7 +206,7 @@ class Understudy:
         shared.silence_ns, shared.period_ns = int(silence_s * 1e9), int(period_s * 1e9)
         shared.iprobe, shared.comm, shared.comm_is_pointer = probe.function, probe.comm, probe.comm_is_pointer
         shared.any_source, shared.tag = probe.any_source, probe.tag
-        self._stopped = ""
+        self._armed_by, self._stopped = 0, ""
         failed = self._library.start(self._address)
         if failed:
             raise UnderstudyUnavailable(f"the native thread does not start: {os.strerror(failed)}")
@@ -213,9 +214,11 @@ class Understudy:
 
     def driven(self) -> None:
         """Note that the driver has just driven and a send is pending; sets the thread's timer unless it is set."""
-        if self._shared.timed:
+        thread = get_ident()
+        if self._shared.timed and thread == self._armed_by:
             self._shared.driven_ns = monotonic_ns()
         elif not self._stopped:
+            self._armed_by = thread
             self._library.arm(self._address)
 
     def receiving(self) -> None:
@@ -225,7 +228,7 @@ class Understudy:
 
     def idle(self) -> None:
         """Note that nothing is pending: the thread sleeps on, and its timer is unset."""
-        if self._shared.timed and not self._stopped:
+        if self._shared.driven_ns and not self._stopped:
             self._library.rest(self._address)
 
     def stop(self, timeout_s: float = EXIT_TIMEOUT_S) -> bool:
@@ -245,8 +248,8 @@ class Understudy:
     @property
     def state(self) -> str:
         """One of idle, armed, stopped, off after fork, or failed with the MPI error code."""
-        if self._shared.error:
-            return f"failed (MPI_Iprobe returned {self._shared.error})"
+        if error := self._shared.error:
+            return f"failed (MPI_Iprobe returned {error})" if error > 0 else f"failed (timer: {os.strerror(-error)})"
         return self._stopped or ("armed" if self._shared.driven_ns else "idle")
 
     def forked(self) -> None:

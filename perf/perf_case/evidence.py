@@ -152,7 +152,9 @@ def summarise(run: Run) -> dict[str, Any]:
     }
     starts = [spans[0][step][0] for step in steps]
     periods = [(b - a) * 1e3 for a, b in pairwise(starts)]
-    kernels = [statistics.median(rank.kernels_s or [0.0]) * 1e3 for rank in run.ranks]
+    if not all(rank.kernels_s for rank in run.ranks):
+        raise ValueError("no decode step of some rank could be timed: ask for more output tokens")
+    kernels = [statistics.median(rank.kernels_s) * 1e3 for rank in run.ranks]
     return {
         "tokens_per_s": round(run.tokens_per_s, 3),
         "step_ms_p50": round(statistics.median(periods), 4),

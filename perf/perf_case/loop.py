@@ -156,6 +156,11 @@ def executor_class(policy: str) -> type[UpstreamLoop]:
     return type(f"{policy.capitalize()}Loop", (_Turns, POLICIES[policy]), {})
 
 
+def _of_the_relay(engine: Any, posted: Callable[..., None], recorded: Callable[..., None]) -> Callable[..., None]:
+    # Only the relay thread goes on to test what it has posted.
+    return lambda *arguments: (recorded if engine.tests_at_post() else posted)(*arguments)
+
+
 def record_drives(executor: UpstreamLoop) -> None:
     """Let drives, and tests of a post, count as time inside MPI, where the executor has an engine of ours."""
     from trtllm_pp_progress._mixin import engine_of
@@ -172,4 +177,4 @@ def record_drives(executor: UpstreamLoop) -> None:
 
     engine.drive = recorded(engine.drive)  # type: ignore[method-assign]
     for table in engine.tables.values():
-        table._posted = recorded(table._posted)
+        table._posted = _of_the_relay(engine, table._posted, recorded(table._posted))

@@ -67,7 +67,7 @@ class CaseStage:
         self._todo: queue.Queue[_Work | None] = queue.Queue()
         self._captured: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._ids, self._positions, self._tokens = (self._device.staging(STAGING, slots) for _ in range(3))
-        self._prompts = self._device.staging(STAGING if model.first else 0, slots * model.length)
+        self._prompts = self._device.staging(slots if model.first else 0, model.length)
         self.begin()
         if not self._inline:
             threading.Thread(target=self._device_loop, name="device", daemon=True).start()
@@ -195,8 +195,11 @@ class CaseStage:
         self._positions[place, : len(work.positions)] = torch.tensor(work.positions)
         positions = self._positions[place, : len(work.positions)].to(model.device, non_blocking=True)
         if rows is None:
-            self._prompts[place, : len(work.ids)] = torch.tensor(work.ids)
-            rows = self._prompts[place, : len(work.ids)].to(model.device, non_blocking=True)
+            parts, ids = [], torch.tensor(work.ids).split(work.lengths)
+            for slot, part in zip(work.slots, ids, strict=True):
+                staged = self._prompts[slot, : len(part)]
+                parts.append(staged.copy_(part).to(model.device, non_blocking=True))
+            rows = torch.cat(parts)
         outputs = []
         for i, (slot, part) in enumerate(zip(work.slots, rows.split(work.lengths), strict=True)):
             if work.positions[i]:

@@ -2,6 +2,7 @@
  * Prints one success line; any failed check aborts. With -DCONTROL it holds a data race that the sanitizer must report. */
 #include "../../trtllm_pp_progress/native/understudy.c"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,7 +96,7 @@ static void ticks_beside_a_running_driver(void)
     int target = calls + 3;
     while (calls < target)
         CHECK(now_ns() - begun < LIMIT_NS);
-    struct look last = look_at(gettid());
+    struct look last = look_at(syscall(SYS_gettid));
     do /* however busy the machine is, for a while this thread has a core */
         for (int64_t end = now_ns() + 1000000; now_ns() < end;)
             CHECK(now_ns() - begun < LIMIT_NS);
@@ -105,12 +106,28 @@ static void ticks_beside_a_running_driver(void)
     finish(u);
 }
 
-static void repairs_a_lost_wake_up(void)
+/* A driver that was held up between a look at `timed` and its store. */
+static void a_late_store_is_undone_by_a_rest(void)
 {
     struct understudy *u = start(1);
-    u->driven_ns = now_ns(); /* stored, but nobody set the timer */
+    understudy_arm(u);
+    understudy_rest(u);
+    u->driven_ns = now_ns();
+    understudy_rest(u);
+    CHECK(u->driven_ns == 0);
     understudy_arm(u);
     await_calls(1);
+    finish(u);
+}
+
+static void leaves_when_its_timer_is_closed(void)
+{
+    struct understudy *u = start(1);
+    int timer = dup(u->timer);
+    CHECK(dup2(open("/dev/null", O_RDONLY), u->timer) == u->timer);
+    struct itimerspec soon = {{0, 0}, {0, 1}};
+    timerfd_settime(timer, 0, &soon, 0); /* out of the read that it may be in */
+    AWAIT(u->error);
     finish(u);
 }
 
@@ -185,7 +202,8 @@ int main(int argc, char **argv)
     ticks_while_armed(1);
     ticks_while_armed(0);
     ticks_beside_a_running_driver();
-    repairs_a_lost_wake_up();
+    a_late_store_is_undone_by_a_rest();
+    leaves_when_its_timer_is_closed();
     leaves_on_error();
     stop_is_bounded();
     for (int turn = 0; turn < turns; turn++)

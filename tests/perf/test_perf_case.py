@@ -193,7 +193,7 @@ def made_up(policy="regressed", tokens_per_s=100.0):
             notes[sender].inside.append((at + parked, at + parked + wire))
             at += parked + wire
             notes[receiver].received[step] = at
-    ranks = [RankNotes(notes[i], spans[i], [], 0.001, 0.5, 10, STEPS, 0) for i in range(4)]
+    ranks = [RankNotes(notes[i], spans[i], [0.001] * 3, [], 0.001, 0.5, 10, STEPS, 0) for i in range(4)]
     count = round(tokens_per_s * (STEPS + 2) * PERIOD)
     return Run(policy, (0.0, (STEPS + 2) * PERIOD), [[0] * count], 100, ranks)
 

@@ -203,3 +203,15 @@ def test_a_ring_that_sends_nothing_leaves_it_at_rest(sends):
     executor.executed_batch_response_queue = queue.Queue()
     executor._ring_broadcast_sample_state(0)
     assert driver.told == (["driven"] if sends else ["idle"])
+
+
+def test_a_wait_outside_the_ring_leaves_it_at_rest():
+    """Era C's flush, and the executor's own wait: the relay's next get() has seen nothing of that send."""
+    cls = executor_class("E2")
+    Patch(grafts(cls, Settings()))
+    executor = cls(FakeDist(lambda: FakeRequest(NEVER)))
+    engine = engine_of(executor)
+    engine.standby = Standby(driver=(driver := FakeDriver()))
+    executor.send_handles[0] = FakeRequest(3)
+    executor.wait_on_pp_send_handles(executor.send_handles, 0)
+    assert driver.told == ["driven", "driven", "idle"]

@@ -98,6 +98,15 @@ def test_what_that_test_raises_is_upstreams_to_meet(engine):
     assert (table[0], handle[0].tests, table.sends.counters.failed, engine.pending) == (handle, 1, 1, False)
 
 
+def test_a_thread_that_is_ended_in_that_test_leaves_the_send_in_its_slot(engine):
+    """The buffers are in use, whatever ends the thread."""
+    table = engine.table("send_handles", [None])
+    handle = FakeParts([FakePart(error=KeyboardInterrupt())])
+    with pytest.raises(KeyboardInterrupt):
+        table[0] = handle
+    assert table[0] is handle
+
+
 @pytest.mark.parametrize("values", [[], ["a"], ["a", "b", "c"]])
 def test_a_slice_of_another_length_changes_nothing(values):
     """A table cannot grow or shrink through a slice, and a refused write leaves every slot as it was."""

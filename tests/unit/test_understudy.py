@@ -279,6 +279,26 @@ def test_a_lost_wake_up_is_repaired_by_the_next_drive(understudy, counter):
 
 
 @needs_compiler
+def test_a_rest_undoes_a_store_that_came_late(understudy):
+    """Staged: a poster looked whether the timer is set, lost the GIL, and stores after another thread's rest."""
+    one = understudy(silence_s=FOR_EVER)
+    one.driven()
+    one.idle()
+    one._shared.driven_ns = time.monotonic_ns()
+    one.idle()
+    assert one.state == "idle"
+
+
+@needs_compiler
+def test_who_drove_last_is_who_is_looked_at(understudy, counter):
+    """One thread arms, another takes over and sleeps, the first computes: no patience, for it is not the driver."""
+    one = understudy(silence_s=0.2)
+    one.driven()
+    elsewhere(one.driven)
+    assert counter.spin(1, 1000) >= 1  # a tenth of the patience is 0.2 s
+
+
+@needs_compiler
 def test_stop_is_bounded_when_mpi_does_not_return(understudy, counter):
     """A thread stuck in MPI makes stop() say False; once MPI returns, stop() joins it."""
     one = understudy()

@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,7 +36,7 @@ struct understudy {
     _Atomic int64_t driven_ns; /* CLOCK_MONOTONIC of the last drive while a send is pending, 0 while none is */
     _Atomic int64_t timed;     /* 1 between an arm and its undoing: then the timer is set, or the thread is up */
     _Atomic int64_t ticks;     /* calls of MPI_Iprobe */
-    _Atomic int64_t error;     /* what MPI_Iprobe returned when it failed; the thread then leaves for good */
+    _Atomic int64_t error;     /* what MPI_Iprobe returned, or an errno below zero; the thread then leaves for good */
     int64_t silence_ns, period_ns;
     void (*iprobe)(void);
     intptr_t comm;
@@ -45,7 +46,6 @@ struct understudy {
     pthread_cond_t ended;
     pthread_t thread;
     struct look armed; /* at the driver that armed last */
-    int64_t arms;
     int timer, done, joined;
     _Atomic int stopping;
 };
@@ -66,11 +66,14 @@ static void set_timer(int timer, int64_t ns)
     timerfd_settime(timer, TFD_TIMER_ABSTIME, &when, 0);
 }
 
-static void sleep_until_it_fires(const struct understudy *u)
+static void sleep_until_it_fires(struct understudy *u)
 {
     uint64_t times;
-    while (!u->stopping && read(u->timer, &times, sizeof times) < 0 && errno == EINTR)
+    ssize_t got = -1;
+    while (!u->stopping && (got = read(u->timer, &times, sizeof times)) < 0 && errno == EINTR)
         ;
+    if (!u->stopping && got != sizeof times)
+        u->error = got < 0 ? -errno : -EBADF; /* somebody has closed our timer */
 }
 
 static struct look look_at(int64_t driver)
@@ -108,7 +111,7 @@ static void *run(void *argument)
 {
     struct understudy *u = argument;
     struct look last = {0, 0, 0};
-    int64_t ticked = 0, period = u->period_ns, seen = 0, arms = 0;
+    int64_t ticked = 0, period = u->period_ns, seen = 0, armed = 0;
     while (!u->stopping && !u->error) {
         int64_t driven = u->driven_ns, now = now_ns();
         if (!driven) {
@@ -120,9 +123,9 @@ static void *run(void *argument)
             period = u->period_ns;
         }
         pthread_mutex_lock(&u->lock);
-        if (arms != u->arms) {
-            arms = u->arms;
+        if (armed != u->armed.ns) {
             last = u->armed;
+            armed = last.ns;
         }
         pthread_mutex_unlock(&u->lock);
         int64_t due = later(driven + u->silence_ns, ticked + period);
@@ -179,10 +182,9 @@ int understudy_start(struct understudy *u)
 /* Note that the calling thread drives while a send is pending, and set the timer; harmless after stop. */
 void understudy_arm(struct understudy *u)
 {
-    struct look driver = look_at(gettid());
+    struct look driver = look_at(syscall(SYS_gettid)); /* glibc has a gettid() of its own since 2.30 */
     pthread_mutex_lock(&u->lock);
     u->armed = driver;
-    u->arms++;
     u->driven_ns = driver.ns;
     u->timed = 1;
     if (!u->stopping)
