@@ -25,7 +25,7 @@ bash ci/tsan.sh
 "$python" -m pytest tests/native -q
 
 step "a real model cut into stages"
-"$python" -m pytest tests/perf -q
+"$python" -m pytest tests/perf -q -n 2
 
 step "upstream's performance case, scaled for a CPU"
 PYTHON=$python ci/mpi.sh 4 180 -m pytest perf/test_perf.py -q --perf-engine host-cpu
