@@ -160,7 +160,7 @@ class Receiver:
             self._flush("prime")  # it creates the communicator where no warm-up did
 
     def _consume(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        queue, stream, main_stream = self.handler.queue, self.handler.broadcast_stream, self.handler.main_stream
+        queue = self.handler.queue
 
         def get_prev_sampled_outputs(*args: Any, **kwargs: Any) -> Any:
             deferral = self._deferral
@@ -168,12 +168,7 @@ class Receiver:
                 return stock(*args, **kwargs)
             due = deferral.begin_step()
             if due is not None:
-                if torch.is_inference_mode_enabled():  # as in every step
-                    with torch.cuda.stream(stream):
-                        stream.wait_stream(main_stream)
-                        self._put(due)
-                else:
-                    self._post([due])
+                self._post([due])
             slot = queue[0]
             if slot is None:
                 return stock(*args, **kwargs)
