@@ -87,6 +87,10 @@ class StaticModel:
         self.cos = torch.cat([angles.cos(), angles.cos()], dim=-1).to(self.device, self.dtype)
         self.sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).to(self.device, self.dtype)
 
+        # Upstream's kernels are fused as well: launched one by one, the small ones take most of a step.
+        compiled = self.device.type == "cuda"
+        self._step_layer = torch.compile(self._decode, dynamic=False) if compiled else self._decode
+
     def _cache(self, slots: int) -> torch.Tensor:
         return torch.zeros(slots, self.kv_heads, self.length, self.head_dim, device=self.device, dtype=self.dtype)
 
@@ -114,18 +118,31 @@ class StaticModel:
         The slots are neighbours, so that their caches need no copy.
         """
         hidden = rows if self.embed is None else self.embed[rows]
-        count = len(hidden)
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         unseen = self.places > positions[:, None]
         bias = torch.zeros(unseen.shape, device=self.device, dtype=self.dtype).masked_fill_(unseen, -math.inf)
         write = torch.arange(slots.start, slots.stop, device=self.device)
         for layer in self.layers:
-            qk, value = self._project(layer, hidden, cos, sin)
-            layer.keys[write, :, positions] = qk[:, self.heads :]
-            layer.values[write, :, positions] = value
-            attended = self._attend(qk[:, : self.heads], layer.keys[slots], layer.values[slots], bias)
-            hidden = self._rest(layer, hidden, attended.reshape(count, -1))
+            hidden = self._step_layer(layer, hidden, slots, write, positions, cos, sin, bias)
         return hidden if self.head is None else self._sample(hidden)
+
+    def _decode(
+        self,
+        layer: _Layer,
+        hidden: torch.Tensor,
+        slots: slice,
+        write: torch.Tensor,
+        positions: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        bias: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the rows of a step after one layer, whose cache gains a place a slot."""
+        qk, value = self._project(layer, hidden, cos, sin)
+        layer.keys[write, :, positions] = qk[:, self.heads :]
+        layer.values[write, :, positions] = value
+        attended = self._attend(qk[:, : self.heads], layer.keys[slots], layer.values[slots], bias)
+        return self._rest(layer, hidden, attended.reshape(len(hidden), -1))
 
     def _project(
         self, layer: _Layer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
