@@ -36,7 +36,7 @@ DRAINS = "_pp_progress_drains"
 _numbers = itertools.count()
 
 _creating = threading.Lock()
-_inside = threading.local()  # .ring: this thread is in _ring_broadcast_sample_state
+_inside = threading.local()  # .ring: the engine, while this thread is in _ring_broadcast_sample_state
 
 
 def engine_of(executor: Any) -> Engine | None:
@@ -72,9 +72,9 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
     def make_wait(original: Any) -> Any:
         @functools.wraps(original)
         def wait_on_pp_send_handles(self: Any, send_handles: Any, microbatch_id: int) -> Any:
-            if ring := getattr(_inside, "ring", False):
+            if ring := getattr(_inside, "ring", None):
                 # The isend is next, and before its request is in a slot others may take the GIL and keep it.
-                (vars(self).get(ENGINE) or engine_for(self)).standby.arm()
+                ring.standby.arm()
             if send_handles[microbatch_id] is None:
                 return
 
@@ -107,11 +107,11 @@ def grafts(cls: type, settings: Settings, born: Callable[[Any], object] = lambda
                 if over_torch(self):
                     return original(self, *args, **kwargs)
                 engine = engine_for(self)
-            _inside.ring = True
+            _inside.ring = engine
             try:
                 return original(self, *args, **kwargs)
             finally:
-                _inside.ring = False
+                _inside.ring = None
                 engine.standby.rest(lambda: engine.pending)
 
         return _ring_broadcast_sample_state
