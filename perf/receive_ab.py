@@ -39,10 +39,11 @@ class Arm:
 
 
 def arms(pp: int) -> list[Arm]:
-    """Return the three arms: vLLM as it is, delayed before the model, delayed after it."""
+    """Return the arms: vLLM as it is, delayed before the model (the same with two ranks: left out), and after it."""
     before = {VARIABLE + "RECEIVE": str(pp - 1), VARIABLE + "PLACEMENT": "pre-model"}
     after = {VARIABLE + "RECEIVE": "rank-aware", VARIABLE + "PLACEMENT": "post-model"}
-    return [Arm("immediate", {VARIABLE + "RECEIVE": "off"}), Arm("pre-model", before), Arm("post-model", after)]
+    named = [Arm("immediate", {VARIABLE + "RECEIVE": "off"}), Arm("pre-model", before), Arm("post-model", after)]
+    return [arm for arm in named if pp > 2 or arm.name != "pre-model"]
 
 
 @dataclass

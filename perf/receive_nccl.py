@@ -11,7 +11,7 @@ NVLink multicast off (NCCL_NVLS_ENABLE=0). With --rounds 2 it took 21 s on 2 H20
 
 A step, as in vLLM: consume what is fed back, receive the activation, run the stage's model (a graph of transformer
 layers), send the activation, receive or broadcast the sampled result. Every value depends on results fed back before.
-Arms: none (no feedback at all), immediate (vLLM as it is), pre-model and post-model with every delay, rank-aware. Rows
+Arms: none (no feedback at all), immediate (vLLM as it is), every delay after the model, rank-aware. Rows
 are per rank and arm, medians of rounds, milliseconds per step: model (the graph alone), broadcast (a step's broadcasts
 on their stream, from the first one's turn to the last one's end), wait (of the main stream for the result at T + pp).
 
@@ -65,8 +65,7 @@ class Row:
 
 def arms(size: int) -> list[str]:
     """Return the names of what is compared on that many ranks, in order."""
-    delayed = [f"{placement} {delay}" for placement in ("pre-model", "post-model") for delay in range(1, size)]
-    return ["none", "immediate", *delayed, "rank-aware"]
+    return ["none", "immediate", *(f"post-model {delay}" for delay in range(1, size)), "rank-aware"]
 
 
 class Spans:
@@ -176,11 +175,8 @@ class Stage:
         handler.queue.extend([] if self.last else [None] * size)
         receiver = None
         if arm not in ("none", "immediate") and not self.last:
-            placement, _, delay = arm.partition(" ")
-            if arm == "rank-aware":
-                receiver = Receiver(handler, size - 1 - self.rank, "post-model")
-            else:
-                receiver = Receiver(handler, int(delay), placement)
+            delay = arm.removeprefix("post-model ")
+            receiver = Receiver(handler, size - 1 - self.rank if arm == "rank-aware" else int(delay))
             receiver.activate()
         stock = dist.broadcast
 

@@ -215,8 +215,8 @@ class Bench:
         event = lambda: torch.cuda.Event(enable_timing=True)  # noqa: E731
         marks = [(event(), event(), event(), event()) for _ in range(steps)]
         handler = Handler(pp)
-        delay = pp - 1 - options.rank if arm == "post-model" else pp - 1
-        receiver = Receiver(handler, delay, arm) if arm in ("pre-model", "post-model") else None
+        delay = {"pre-model": pp - 2, "post-model": pp - 1 - options.rank}.get(arm)
+        receiver = Receiver(handler, delay) if delay else None
         offset = int((pp - 1 - options.rank + options.ready) * self.step_ms * 1e6)
 
         def broadcast(tokens: Any, src: int, group: Any) -> None:

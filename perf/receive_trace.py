@@ -53,7 +53,8 @@ class Rank:
 
 def read(path: Path, step: str = STEP) -> list[Rank]:
     """Read a trace of either kind, told apart by its first bytes; raises TraceError."""
-    head = path.open("rb").read(16)
+    with path.open("rb") as file:
+        head = file.read(16)
     ranks = _read_nsys(path, step) if head.startswith(b"SQLite format 3") else [_read_torch(path, step)]
     for rank in ranks:
         if not rank.kernels:

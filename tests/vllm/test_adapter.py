@@ -14,8 +14,8 @@ from trtllm_pp_progress.vllm._source import Source
 from trtllm_pp_progress.vllm._stats import StreamTimer
 
 
-def started(handler, delay=3, placement="post-model", **more):
-    receiver = Receiver(handler, delay, placement, **more)
+def started(handler, delay=3, **more):
+    receiver = Receiver(handler, delay, **more)
     receiver.activate()
     return receiver
 
@@ -41,7 +41,7 @@ def test_nothing_is_shadowed_before_activation_and_after_deactivation(posted):
     """Off means off: the handler's own methods, found on its class, and every receive posted."""
     handler = PPHandler()
     before = dict(vars(handler))
-    receiver = Receiver(handler, 3, "post-model")
+    receiver = Receiver(handler, 3)
     assert vars(handler) == before
     receiver.activate()
     steps(handler, 3)

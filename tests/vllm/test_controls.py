@@ -35,7 +35,7 @@ def test_a_fault_is_noticed(stock_run, sabotage, scenario, message):
 
 def test_a_backend_that_blocks_its_source_deadlocks(stock_run):
     """With broadcasts that wait for their receivers a delay of 2 locks the pipe up: why CPU backends are refused."""
-    scenario = everywhere(Scenario(4, load=Load(steps=100, requests=12), blocking=True, patience=8.0), 2, "pre-model")
+    scenario = everywhere(Scenario(4, load=Load(steps=100, requests=12), blocking=True, patience=8.0), 2)
     with pytest.raises(Broken, match=r"did not end|never got"):
         verdict(scenario, stock_run)
 
@@ -51,5 +51,5 @@ def test_a_delay_that_is_long_near_the_end_of_the_pipe_locks_up_with_a_kernel_lo
 
 def test_blocking_alone_is_no_deadlock(stock_run):
     """Without activations between the ranks the same run ends: it is their meeting that locks up, not the harness."""
-    scenario = everywhere(Scenario(4, load=Load(steps=100), blocking=True, p2p=False), 2, "pre-model")
+    scenario = everywhere(Scenario(4, load=Load(steps=100), blocking=True, p2p=False), 2)
     verdict(scenario, stock_run)

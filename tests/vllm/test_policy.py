@@ -10,23 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pp_progress.vllm._policy import POST_MODEL, PRE_MODEL, Deferral, Lost, Saved, Tally, delay_for
+from trtllm_pp_progress.vllm._policy import Deferral, Lost, Saved, Tally, delay_for
 
-POLICIES = [
-    (depth, delay, placement)
-    for depth in range(2, 9)
-    for delay in range(1, depth)
-    for placement in (PRE_MODEL, POST_MODEL)
-]
+POLICIES = [(depth, delay) for depth in range(2, 9) for delay in range(1, depth)]
 
 
 class Rank:
     """A handler's queue that is led through steps under a deferral, with a log of what is posted."""
 
-    def __init__(self, depth, delay, placement):
+    def __init__(self, depth, delay):
         self.log = []
         self.queue = deque([None] * depth)
-        self.deferral = Deferral(self.queue, delay, placement)
+        self.deferral = Deferral(self.queue, delay)
         self.now = 0
         self.point = "start"
 
@@ -56,12 +51,12 @@ class Rank:
         return slot and slot.step
 
 
-@pytest.mark.parametrize(("depth", "delay", "placement"), POLICIES)
-def test_a_busy_pipe_posts_every_receive_at_its_delay(depth, delay, placement):
-    """Each receive goes out exactly `delay` steps after it was saved, at the placement's point; none is forced."""
-    rank = Rank(depth, delay, placement)
+@pytest.mark.parametrize(("depth", "delay"), POLICIES)
+def test_a_busy_pipe_posts_every_receive_at_its_delay(depth, delay):
+    """Each receive goes out exactly `delay` steps after it was saved, after the model; none is forced."""
+    rank = Rank(depth, delay)
     consumed = [rank.step() for _ in range(40)]
-    expected = [(step, step + delay, "start" if placement == PRE_MODEL else "model") for step in range(1, 41 - delay)]
+    expected = [(step, step + delay, "model") for step in range(1, 41 - delay)]
     assert rank.log == expected
     assert consumed == [None] * depth + list(range(1, 41 - depth))
     assert rank.deferral.tally.posts() == {"due": len(expected)}
@@ -88,16 +83,15 @@ def test_order_and_completeness_hold_for_any_steps(policy, steps):
         if dice == 0:
             rank.flush("test")
             assert [step for step, _, _ in rank.log] == saved
-    delay, placement = policy[1:]
-    assert max(rank.deferral.tally.ages(), default=0) <= (delay if placement == PRE_MODEL else delay + 1)
+    assert max(rank.deferral.tally.ages(), default=0) <= policy[1] + 1
     rank.flush("end")
     assert [step for step, _, _ in rank.log] == saved
 
 
-@pytest.mark.parametrize(("depth", "delay", "placement"), POLICIES)
-def test_a_hole_stays_a_hole(depth, delay, placement):
+@pytest.mark.parametrize(("depth", "delay"), POLICIES)
+def test_a_hole_stays_a_hole(depth, delay):
     """A step that receives nothing shifts nothing: its neighbours are posted and consumed at their own steps."""
-    rank = Rank(depth, delay, placement)
+    rank = Rank(depth, delay)
     for step in range(1, 30):
         consumed = rank.step(receives=step != 10)
         assert (consumed is None) == (step <= depth or step == 10 + depth)
@@ -107,7 +101,7 @@ def test_a_hole_stays_a_hole(depth, delay, placement):
 
 def test_an_empty_step_is_caught_up_with_before_the_next_model():
     """After the model of a step that ran none there is no point to post at; the next step's start is the nearest."""
-    rank = Rank(4, 2, POST_MODEL)
+    rank = Rank(4, 2)
     for _ in range(3):
         rank.step()
     assert rank.log == [(1, 3, "model")]
@@ -116,15 +110,6 @@ def test_an_empty_step_is_caught_up_with_before_the_next_model():
     rank.step()
     assert rank.log[1:] == [(2, 5, "start"), (3, 5, "model")]
     assert rank.deferral.tally.posts()["catch_up"] == 1
-
-
-def test_pre_model_d_posts_where_post_model_d_minus_1_does():
-    """Nothing happens between one step's model and the next step's start: why PP2 gains nothing before the model."""
-    before, after = Rank(4, 3, PRE_MODEL), Rank(4, 2, POST_MODEL)
-    for _ in range(20):
-        before.step()
-        after.step()
-    assert [(step, at - 1) for step, at, _ in before.log] == [log[:2] for log in after.log[: len(before.log)]]
 
 
 @pytest.mark.parametrize("depth", range(2, 17))
@@ -136,13 +121,13 @@ def test_the_rank_aware_delay_is_always_a_delay(depth):
 
 
 @pytest.mark.parametrize(
-    ("depth", "delay", "placement"),
-    [(4, 0, PRE_MODEL), (4, 4, PRE_MODEL), (4, -1, POST_MODEL), (1, 1, PRE_MODEL), (4, 1, "")],
+    ("depth", "delay"),
+    [(4, 0), (4, 4), (4, -1), (1, 1)],
 )
-def test_a_delay_or_placement_out_of_range_is_refused(depth, delay, placement):
+def test_a_delay_out_of_range_is_refused(depth, delay):
     """The rule itself takes nothing that could be consumed before it is posted."""
     with pytest.raises(ValueError, match="delay="):
-        Deferral(deque([None] * depth), delay, placement)
+        Deferral(deque([None] * depth), delay)
 
 
 def test_an_unposted_receive_cannot_be_used():
@@ -156,7 +141,7 @@ def test_an_unposted_receive_cannot_be_used():
 
 def test_a_lost_receive_is_not_repeated():
     """What failed is passed over: it is neither due nor flushed again, and what is younger goes on."""
-    rank = Rank(4, 3, POST_MODEL)
+    rank = Rank(4, 3)
     rank.step()
     rank.step()
     rank.queue[-2].event = Lost()
@@ -168,8 +153,8 @@ def test_a_tally_outlives_its_deferral():
     """What was counted before a warm-up is still there after it."""
     tally = Tally(3)
     for _ in range(2):
-        rank = Rank(3, 1, POST_MODEL)
-        rank.deferral = Deferral(rank.queue, 1, POST_MODEL, tally)
+        rank = Rank(3, 1)
+        rank.deferral = Deferral(rank.queue, 1, tally)
         rank.step()
         rank.flush()
     assert tally.posts() == {"test": 2}
@@ -179,7 +164,7 @@ def test_a_tally_outlives_its_deferral():
 def test_eight_ranks_keep_one_ledger(seed):
     """2,000 random steps on 8 stages: every rank posts, in order, exactly what the last rank broadcasts."""
     dice = random.Random(seed)
-    ranks = [Rank(8, delay_for(number, 8), POST_MODEL) for number in range(7)]
+    ranks = [Rank(8, delay_for(number, 8)) for number in range(7)]
     broadcast = []
     for step in range(1, 2001):
         runs, receives = dice.random() < 0.9, dice.random() < 0.8

@@ -54,6 +54,17 @@ def test_delays(pp_size):
     assert [aware.delay(rank, pp_size) for rank in range(pp_size - 1)] == list(range(pp_size - 1, 0, -1))
 
 
+@pytest.mark.parametrize("pp_size", [3, 4, 16])
+def test_before_the_model_of_a_step_is_after_that_of_the_step_before(pp_size):
+    """Nothing is queued in between; so a delay of 1 is where vLLM posts, and says so."""
+    for receive in range(2, pp_size):
+        assert load_settings(receive=receive, placement="pre-model").delay(0, pp_size) == receive - 1
+    with pytest.raises(SettingsError, match=r"pre-model.*receive=1.*where vLLM posts.*from 2"):
+        load_settings({RECEIVE: "1", PLACEMENT: "pre-model"})
+    with pytest.raises(SettingsError, match=rf"RECEIVE={pp_size} "):
+        load_settings(receive=pp_size, placement="pre-model").delay(0, pp_size)
+
+
 def test_rank_aware_is_after_the_model():
     """Before the model a rank-aware delay would have no meaning, and says so."""
     with pytest.raises(SettingsError, match=r"pre-model.*rank-aware"):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from trtllm_pp_progress.vllm._policy import POST_MODEL, Deferral, Lost, Saved, Tally
+from trtllm_pp_progress.vllm._policy import Deferral, Lost, Saved, Tally
 from trtllm_pp_progress.vllm._shadow import Shadows
 from trtllm_pp_progress.vllm._stats import StreamTimer
 
@@ -43,7 +43,6 @@ class Receiver:
 
     handler: Any
     delay: int
-    placement: str
     timer: StreamTimer | None = None
     consumed: int = 0
     unready: int = 0
@@ -66,7 +65,7 @@ class Receiver:
         """Start to defer; without effect while active, or after trouble."""
         if self.active or self.trouble:
             return
-        self._deferral = Deferral(self.handler.queue, self.delay, self.placement, self.tally)
+        self._deferral = Deferral(self.handler.queue, self.delay, self.tally)
         self._primed = False
         self._shadows.place("receive", self._receive)
         self._shadows.place("get_prev_sampled_outputs", self._consume)
@@ -99,8 +98,6 @@ class Receiver:
         order between them.
         """
         queue, ours, due, touched = self.handler.queue, self.handler.broadcast_group, self._ride, self._touched
-        if self.placement != POST_MODEL:
-            due = bool  # type: ignore[assignment]  # nothing is due there
         calls: list[Call] = []
         torchs = _dist.broadcast
 

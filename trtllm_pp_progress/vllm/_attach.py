@@ -65,7 +65,7 @@ class Attachment:
         if handler.is_last_rank:
             self.policy = Source(handler, timer)
         else:
-            self.policy = Receiver(handler, delay, settings.placement, timer)
+            self.policy = Receiver(handler, delay, timer)
         self.worker = worker
         self.steps = 0
         self._watch = StallWatch(self._busy, lambda: self.steps, self._stalled, settings.stall_warning_s)

@@ -3,10 +3,10 @@
 Words, all counted in engine steps (an empty step counts too):
 - A receive belongs to the step T that saved it and is consumed at the start of step T + depth (depth = pp_size). A step
   that receives nothing has none; one that does has it saved, then posted, then consumed.
-- Its *age* at step S is S - T. It is *due* once its age reaches the delay, at the placement's point of the step: before
-  the model (the start of the step) or after it (the model's work and the activation send are queued by then).
-- A step without a model run never reaches the point after the model; what was due there is *caught up* with at the
-  start of the next step.
+- Its *age* at step S is S - T. It is *due* once its age reaches the delay, after the model of that step (whose work and
+  activation send are queued by then).
+- A step without a model run never reaches that point; what was due there is *caught up* with at the start of the next
+  step.
 
 Collectives match by order alone, so whatever posts a receive posts every older one first, and nothing is consumed
 unposted.
@@ -18,9 +18,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["POST_MODEL", "PRE_MODEL", "Deferral", "Lost", "Saved", "Tally", "delay_for"]
+__all__ = ["Deferral", "Lost", "Saved", "Tally", "delay_for"]
 
-PRE_MODEL, POST_MODEL = "pre-model", "post-model"
 UNPOSTED = "a sampled-result receive was about to be consumed but could not be posted"
 
 
@@ -90,36 +89,34 @@ class Deferral:
     the latest.
     """
 
-    def __init__(self, queue: deque[Any], delay: int, placement: str, tally: Tally | None = None) -> None:
+    def __init__(self, queue: deque[Any], delay: int, tally: Tally | None = None) -> None:
         depth = len(queue)
-        if not 0 < delay < depth or placement not in (PRE_MODEL, POST_MODEL):
-            valid = f"0 < delay < {depth}, {PRE_MODEL} or {POST_MODEL}"
-            raise ValueError(f"delay={delay}, placement={placement!r} are not valid: {valid}")
+        if not 0 < delay < depth:
+            raise ValueError(f"delay={delay} is not valid: 0 < delay < {depth}")
         self.queue = queue
         self.tally = Tally(depth) if tally is None else tally
-        start, reason = (delay, "due") if placement == PRE_MODEL else (delay + 1, "catch_up")
-        # Places in the queue: at a step's start its own place is not there yet.
-        self._start, self._start_age, self._start_ages = depth - start, start, self.tally.counts[reason]
-        self._late, self._delay, self._late_ages = depth - 1 - delay, delay, self.tally.counts["due"]
+        # Both ages are at one place in the queue: at a step's start its own place is not there yet.
+        self._place, self._delay = depth - 1 - delay, delay
+        self._due, self._caught_up = self.tally.counts["due"], self.tally.counts["catch_up"]
 
     def begin_step(self) -> Saved | None:
-        """Return the receive that is due before the model of the step that begins, or was missed.
+        """Return the receive that the step before has missed, if any.
 
         To be called before the handler takes the oldest slot off.
         """
-        slot = self.queue[self._start]
+        slot = self.queue[self._place]
         if slot is None or slot.event.__class__ is not Saved:
             return None
-        self._start_ages[self._start_age] += 1
+        self._caught_up[self._delay + 1] += 1
         saved: Saved = slot.event
         return saved
 
     def after_model(self) -> Saved | None:
         """Return the receive that is due now that this step's model work is queued."""
-        slot = self.queue[self._late]
+        slot = self.queue[self._place]
         if slot is None or slot.event.__class__ is not Saved:
             return None
-        self._late_ages[self._delay] += 1
+        self._due[self._delay] += 1
         saved: Saved = slot.event
         return saved
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_pp_progress._settings import PREFIX, SettingsError, choice, load, number, setting
-from trtllm_pp_progress.vllm._policy import POST_MODEL, PRE_MODEL, delay_for
+from trtllm_pp_progress.vllm._policy import delay_for
 
 __all__ = ["OFF", "RANK_AWARE", "VLLM_PREFIX", "ReceiveSettings", "SettingsError", "load_settings"]
 
 VLLM_PREFIX = PREFIX + "VLLM_"
 OFF, ON, RANK_AWARE = "off", "on", "rank-aware"
+PRE_MODEL, POST_MODEL = "pre-model", "post-model"
 
 
 def _receive(value: Any) -> str | int:
@@ -45,9 +46,17 @@ class ReceiveSettings:
             raise SettingsError(
                 f"placement={self.placement!r} is not valid with receive={RANK_AWARE!r}: only {POST_MODEL}"
             )
+        if self.receive == 1 and self.placement == PRE_MODEL:
+            raise SettingsError(
+                f"placement={PRE_MODEL!r} is not valid with receive=1: that is where vLLM posts; "
+                f"{POST_MODEL}, or a delay in steps from 2"
+            )
 
     def delay(self, rank: int, pp_size: int) -> int:
-        """Return the delay of pipeline rank `rank`, in steps; raises SettingsError if `pp_size` is too small."""
+        """Return the delay of pipeline rank `rank`, in steps after the model; SettingsError if `pp_size` is too small.
+
+        Before the model of one step is after that of the step before: nothing is queued in between.
+        """
         if isinstance(self.receive, str):
             return delay_for(rank, pp_size)
         if self.receive >= pp_size:
@@ -55,7 +64,7 @@ class ReceiveSettings:
                 f"{VLLM_PREFIX}RECEIVE={self.receive} is not valid with pp_size={pp_size}: "
                 f"{OFF}, {ON}, {RANK_AWARE}, or a delay in steps from 1 to {pp_size - 1}"
             )
-        return self.receive
+        return self.receive - (self.placement == PRE_MODEL)
 
 
 def load_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> ReceiveSettings:
