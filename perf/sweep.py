@@ -213,7 +213,7 @@ def draw(measured: list[Measured], plot: Path) -> None:
     if not transports:
         raise click.ClickException("nothing has been measured: run without --plot-only first")
     figure, axes = plt.subplots(len(transports), 3, figsize=(15, 4 * len(transports)), squeeze=False)
-    panels = {"budget": "tokens_per_s", "interval": "tokens_per_s", "payload": "parked_ms_p50"}
+    panels = {"budget": "tokens_per_s", "interval": "tokens_per_s", "payload": "parked_ms_p99"}
     swept = {"budget": "budget", "interval": "interval_us", "payload": "payload_bytes"}
     for transport, row in zip(transports, axes, strict=True):
         for (part, y), panel in zip(panels.items(), row, strict=True):
@@ -229,6 +229,8 @@ def draw(measured: list[Measured], plot: Path) -> None:
             panel.set(xscale="log", xlabel=x, ylabel=y, title=f"{transport}: {part}")
             if part == "payload":
                 panel.set_yscale("log")
+            else:
+                panel.set_ylim(bottom=0)  # a few per cent are what one run scatters by
             if lines:
                 panel.legend()
     figure.tight_layout()
