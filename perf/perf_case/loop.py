@@ -18,10 +18,8 @@ and #13267.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -118,32 +116,23 @@ def _work(seconds: float, hold_gil: bool) -> None:
             row += 1
 
 
-class _Turns(UpstreamLoop):
+class _Recorded(UpstreamLoop):
     """Relays that test or wait for what they sent."""
 
-    def start_worker(self) -> None:
-        """Start both threads."""
-        self.relaying = threading.Lock()
-        super().start_worker()
-
     def wait_on_pp_send_handles(self, send_handles: list[Any], microbatch_id: int) -> None:
-        """Block until a slot's send is complete; the time in it is recorded.
-
-        The relay thread's flush and the executor thread's cleanup may come to one request together, which MPI does not
-        allow and which ends the process; here they take turns.
-        """
+        """Block until a slot's send is complete; the time in it is recorded."""
         if send_handles[microbatch_id] is None:
             return
-        with self.relaying if send_handles is self.send_handles else nullcontext(), self.dist.inside():
+        with self.dist.inside():
             super().wait_on_pp_send_handles(send_handles, microbatch_id)
 
 
-class _Oneshot(_Turns, POLICIES["oneshot"]):  # type: ignore[misc]
+class _Oneshot(_Recorded, POLICIES["oneshot"]):  # type: ignore[misc]
     """#14850's burst, recorded."""
 
     def progress_pp_send_handles(self, *arguments: Any, **named: Any) -> None:
         """Test one slot's send, at most 64 times."""
-        with self.relaying, self.dist.inside():
+        with self.dist.inside():
             super().progress_pp_send_handles(*arguments, **named)
 
 
@@ -153,7 +142,7 @@ def executor_class(policy: str) -> type[UpstreamLoop]:
         return UpstreamLoop
     if policy == "oneshot":
         return _Oneshot
-    return type(f"{policy.capitalize()}Loop", (_Turns, POLICIES[policy]), {})
+    return type(f"{policy.capitalize()}Loop", (_Recorded, POLICIES[policy]), {})
 
 
 def _of_the_relay(engine: Any, posted: Callable[..., None], recorded: Callable[..., None]) -> Callable[..., None]:

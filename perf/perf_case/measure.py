@@ -15,6 +15,7 @@ from typing import Any
 import trtllm_pp_progress
 from perf_case.loop import PATCHED, UpstreamLoop, executor_class, record_drives
 from perf_case.record import Notes, RecordedDist
+from trtllm_pp_progress.bench._measure import clean_up_at_rest
 from trtllm_pp_progress.host import HostExecutor, Request
 
 __all__ = ["Load", "RankNotes", "Run", "abort_on_thread_errors", "groups", "run"]
@@ -99,6 +100,7 @@ def run(comm: Any, policy: str, stage: Any, load: Load) -> Run | None:
         executor.host_work_s, executor.hold_gil = load.host_work_s, load.hold_gil
         comm.Barrier()
         executor.start_worker()
+        clean_up_at_rest(executor)
         record_drives(executor)
         window, tokens = (0.0, 0.0), [[0]]
         if dist.is_first_pp_rank:
@@ -107,8 +109,6 @@ def run(comm: Any, policy: str, stage: Any, load: Load) -> Run | None:
             begun = time.monotonic()
             tokens = _drive(executor, load.in_flight, load)
             window = (begun, time.monotonic())
-            # The relay of some eras hangs if it is shut down with its last send in flight; that is tested elsewhere.
-            time.sleep(0.05)
         executor.shutdown()
         executor.raise_error()
         status = trtllm_pp_progress.status() if policy == PATCHED else {}

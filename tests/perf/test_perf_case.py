@@ -2,11 +2,10 @@
 
 import gzip
 import json
+import queue
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,9 +17,10 @@ from click.testing import CliRunner  # noqa: E402
 from perf_case import engines, figure, trtllm, verdict  # noqa: E402
 from perf_case.case import FORM, PUBLISHED, CaseError, parse, scaled  # noqa: E402
 from perf_case.evidence import hops, overlap, subtract, summarise, union  # noqa: E402
-from perf_case.loop import executor_class  # noqa: E402
 from perf_case.measure import RankNotes, Run, groups  # noqa: E402
 from perf_case.record import Notes  # noqa: E402
+
+from trtllm_pp_progress.bench._measure import clean_up_at_rest  # noqa: E402
 
 
 @pytest.mark.parametrize("text", [PUBLISHED, f"test_perf[{PUBLISHED}]", f"[{PUBLISHED}]", f" {PUBLISHED} "])
@@ -353,29 +353,43 @@ def test_both_variants_are_run_through_a_stand_in(tmp_path, monkeypatch, code):
         assert found == {"regressed": [{"tokens_per_s": 100.0}] * 2, "patched": [{"tokens_per_s": 101.0}] * 2}
 
 
-def test_two_threads_never_wait_on_one_request_together():
-    """The relay's flush and the executor's cleanup meet at one slot: the second finds it clear."""
-    waits, entered, leave = [], threading.Event(), threading.Event()
+def test_the_cleanup_comes_once_the_relay_is_back_at_its_queue():
+    """While the relay is in its last flush the executor thread does not wait for its request too. Control: as it is."""
 
-    class Request:
-        def wait(self):
-            waits.append(threading.current_thread().name)
-            entered.set()
-            assert leave.wait(30)
+    def ended(settled):
+        order, entered, leave = [], threading.Event(), threading.Event()
 
-    executor = object.__new__(executor_class("flush"))
-    executor.dist = SimpleNamespace(inside=nullcontext)
-    executor.send_handles, executor.relaying = [Request()], threading.Lock()
-    threads = [
-        threading.Thread(target=executor.wait_on_pp_send_handles, args=(executor.send_handles, 0), name=name)
-        for name in ("relay", "executor")
-    ]
-    threads[0].start()
-    assert entered.wait(30)
-    threads[1].start()
-    threads[1].join(0.1)  # time enough to make the mistake
-    leave.set()
-    for thread in threads:
-        thread.join(30)
-    assert waits == ["relay"]
-    assert executor.send_handles == [None]
+        class Executor:
+            executed_batch_queue = queue.Queue()
+            looks = 0
+
+            @property
+            def error(self):
+                self.looks += 1
+                if self.looks == 3:
+                    leave.set()
+
+            def _executor_loop_cleanup(self):
+                order.append("cleanup")
+                leave.set()
+
+            def relay(self):
+                while (batch := self.executed_batch_queue.get()) is not None:
+                    entered.set()
+                    assert leave.wait(30)
+                    order.append(batch)
+
+        executor = Executor()
+        executor.executed_batch_queue.put("flush")
+        relay = threading.Thread(target=executor.relay)
+        relay.start()
+        assert entered.wait(30)
+        if settled:
+            clean_up_at_rest(executor)
+        executor._executor_loop_cleanup()
+        executor.executed_batch_queue.put(None)
+        relay.join(30)
+        return order
+
+    assert ended(settled=True) == ["flush", "cleanup"]
+    assert ended(settled=False) == ["cleanup", "flush"]
