@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv/vllm
 stamp=$venv/complete
-pins="vllm 0.33.0, torch 2.13.0, releases 0.28.0 0.30.0 0.31.0 0.32.0, 1"
+pins="vllm 0.33.0, torch 2.13.0, releases 0.28.0 0.30.0 0.31.0 0.32.0, 2"
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$pins" ]; then
     echo "$venv is complete: $pins"
     exit 0
@@ -17,7 +17,7 @@ pip() { "$venv/bin/pip" --disable-pip-version-check "$@"; }
 # vLLM wants another torch and GPU packages; its handler and model runner import without them.
 pip install -q "torch==2.13.0"
 pip install -q --no-deps "vllm==0.33.0"
-pip install -q "torch==2.13.0" numpy wrapt pytest pytest-timeout hypothesis mypy ruff packaging psutil pyzmq urllib3 regex \
+pip install -q "torch==2.13.0" numpy wrapt pytest pytest-timeout pytest-xdist hypothesis mypy ruff packaging psutil pyzmq urllib3 regex \
     pydantic cbor2 transformers aiohttp requests openai_harmony openai pillow pybase64 cachetools msgspec cloudpickle \
     uvloop py-cpuinfo prometheus-client xgrammar fastapi partial_json_parser llguidance einops 2>&1 |
     grep -v "^vllm .* requires\|dependency conflicts" >&2 || true
