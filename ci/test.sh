@@ -17,9 +17,9 @@ for ranks in 2 3 4; do
     PYTHON=$python ci/mpi.sh "$ranks" 300 -m pytest tests/mpi --with-mpi --np "$ranks" -x -q
 done
 
-# vLLM's environment is made meanwhile: that is mostly waiting for downloads, as the next tests wait for deadlines.
+# vLLM's environment is made meanwhile: downloads and deadlines are waited for together.
 set -m  # a process group of its own, to be ended as one
-bash ci/setup-vllm.sh >.venv/setup-vllm.log 2>&1 &
+bash ci/setup-vllm.sh </dev/null >.venv/setup-vllm.log 2>&1 &
 vllm=$!
 set +m
 trap 'kill -- -$vllm 2>/dev/null || true' EXIT
@@ -43,6 +43,7 @@ PYTHON=.venv/mpich/bin/python ci/mpi.sh 2 300 -m pytest tests/mpi --with-mpi --n
 
 step "vLLM's own handler"
 wait "$vllm" || { cat .venv/setup-vllm.log; exit 1; }
+trap - EXIT
 bash ci/test-vllm.sh
 
 step "all passed"

@@ -3,6 +3,7 @@
     python perf/receive_ab.py --model MODEL --pp 4 --tp 8 --output ab.json
 
 With max_tokens 1 no sampled token has to come back, so the policy must show next to nothing; with 2 the first one must.
+At PP2 there is no arm before the model, which is where vLLM posts.
 Fixed prompts, end of sequence ignored, prefix cache off, the same concurrency and number of requests in every arm; arms
 are interleaved, round by round. Prints the comparison and writes it with the environment, redacted, to --output. Needs
 vLLM, this package and the GPUs; `--dry-run` prints the commands alone.

@@ -1,4 +1,4 @@
-"""Several GPUs: vLLM's own PPHandler on a real NCCL group, under every placement of its receives.
+"""Several GPUs: vLLM's own PPHandler on a real NCCL group, with its receives posted at every delay.
 
     mkdir carried && unzip -p vllm-0.33.0*.whl vllm/v1/worker/gpu/pp_utils.py > carried/pp_utils.py
     torchrun --nproc-per-node 2 perf/receive_nccl.py --carried carried --output nccl.json

@@ -216,7 +216,7 @@ class Bench:
         marks = [(event(), event(), event(), event()) for _ in range(steps)]
         handler = Handler(pp)
         delay = {"pre-model": pp - 2, "post-model": pp - 1 - options.rank}.get(arm)
-        receiver = Receiver(handler, delay) if delay else None
+        receiver = Receiver(handler, delay) if delay is not None else None
         offset = int((pp - 1 - options.rank + options.ready) * self.step_ms * 1e6)
 
         def broadcast(tokens: Any, src: int, group: Any) -> None:
@@ -274,7 +274,8 @@ def measure(options: argparse.Namespace) -> list[Row]:
     rows = []
     for name in options.loads:
         bench = Bench(LOADS[name], options)
-        kinds = [("none", 1), *((arm, ctas) for ctas in options.ctas for arm in ARMS[1:])]
+        arms = [arm for arm in ARMS[1:] if options.pp > 2 or arm != "pre-model"]  # which would be immediate
+        kinds = [("none", 1), *((arm, ctas) for ctas in options.ctas for arm in arms)]
         runs: dict[tuple[str, int], list[Row]] = {kind: [] for kind in kinds}
         for _ in range(options.rounds):
             for kind in kinds:

@@ -6,6 +6,7 @@ cache, masked, so a step costs the same whatever the request's length: that of t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,9 +88,6 @@ class StaticModel:
         self.cos = torch.cat([angles.cos(), angles.cos()], dim=-1).to(self.device, self.dtype)
         self.sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).to(self.device, self.dtype)
 
-        # Upstream's kernels are fused as well: launched one by one, the small ones take most of a step.
-        compiled = self.device.type == "cuda"
-        self._step_layer = torch.compile(self._decode, dynamic=False) if compiled else self._decode
 
     def _cache(self, slots: int) -> torch.Tensor:
         return torch.zeros(slots, self.kv_heads, self.length, self.head_dim, device=self.device, dtype=self.dtype)
@@ -121,27 +119,28 @@ class StaticModel:
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         unseen = self.places > positions[:, None]
         bias = torch.zeros(unseen.shape, device=self.device, dtype=self.dtype).masked_fill_(unseen, -math.inf)
-        write = torch.arange(slots.start, slots.stop, device=self.device)
+        decode = _compiled_decode() if self.device.type == "cuda" else StaticModel._decode
         for layer in self.layers:
-            hidden = self._step_layer(layer, hidden, slots, write, positions, cos, sin, bias)
+            hidden = decode(self, layer, hidden, layer.keys[slots], layer.values[slots], positions, cos, sin, bias)
         return hidden if self.head is None else self._sample(hidden)
 
     def _decode(
         self,
         layer: _Layer,
         hidden: torch.Tensor,
-        slots: slice,
-        write: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
         positions: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         bias: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the rows of a step after one layer, whose cache gains a place a slot."""
+        """Return the rows of a step after one layer; its caches, as far as these slots have them, gain a place each."""
         qk, value = self._project(layer, hidden, cos, sin)
-        layer.keys[write, :, positions] = qk[:, self.heads :]
-        layer.values[write, :, positions] = value
-        attended = self._attend(qk[:, : self.heads], layer.keys[slots], layer.values[slots], bias)
+        slots = torch.arange(len(keys), device=keys.device)
+        keys[slots, :, positions] = qk[:, self.heads :]
+        values[slots, :, positions] = value
+        attended = self._attend(qk[:, : self.heads], keys, values, bias)
         return self._rest(layer, hidden, attended.reshape(len(hidden), -1))
 
     def _project(
@@ -177,6 +176,15 @@ class StaticModel:
         assert self.head is not None
         assert self.norm is not None
         return F.linear(F.rms_norm(hidden, (self.hidden,), self.norm, self.eps), self.head).argmax(-1)
+
+
+@functools.cache  # and not at import: a CPU does without, and torch takes seconds
+def _compiled_decode() -> Any:
+    """Return the fused form of a layer, as upstream's kernels are: launched one by one, small ones take most of a step.
+
+    It is the class's, and is given views of the caches: one variant a batch size does for every model, layer and slot.
+    """
+    return torch.compile(StaticModel._decode, dynamic=False)
 
 
 def _theta(spec: Spec) -> float:

@@ -381,7 +381,7 @@ def test_the_cleanup_comes_once_the_relay_is_back_at_its_queue():
 
         executor = Executor()
         executor.executed_batch_queue.put("flush")
-        relay = threading.Thread(target=executor.relay)
+        executor.broadcast_sample_state_handler = relay = threading.Thread(target=executor.relay)
         relay.start()
         assert entered.wait(30)
         if settled:

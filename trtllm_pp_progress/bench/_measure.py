@@ -95,10 +95,13 @@ def clean_up_at_rest(executor: HostExecutor) -> None:
     The relay of some eras waits for its last send, or tests it, while the executor thread waits for the same request in
     its cleanup. MPI does not allow that, and it can hang: upstream's fault, which is tested elsewhere.
     """
-    clean_up, relay = executor._executor_loop_cleanup, executor.executed_batch_queue
+    clean_up, batches = executor._executor_loop_cleanup, executor.executed_batch_queue
+    relay = executor.broadcast_sample_state_handler
 
     def at_rest() -> None:
-        while executor.error is None and not (relay.empty() and relay.not_empty._waiters):  # type: ignore[attr-defined]
+        while executor.error is None and relay.is_alive():
+            if batches.empty() and batches.not_empty._waiters:  # type: ignore[attr-defined]
+                break
             time.sleep(0.001)
         clean_up()
 
