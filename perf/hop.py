@@ -180,7 +180,8 @@ def _wake_up(times: int = 200) -> float:
 
     def wait() -> None:
         for _ in range(times):
-            took.append(time.perf_counter() - batches.get())
+            put = batches.get()
+            took.append(time.perf_counter() - put)
 
     thread = threading.Thread(target=wait)
     thread.start()

@@ -97,28 +97,30 @@ def _as_rank(
     json_file: Path | None,
     expect_recovery: bool,
 ) -> int:
+    from trtllm_pp_progress.bench._floor import quiet_barrier
     from trtllm_pp_progress.bench._measure import interleaved, run
     from trtllm_pp_progress.bench._report import console
     from trtllm_pp_progress.bench._rows import Outcome
 
     rank, size = comm.Get_rank(), comm.Get_size()
-    text = decoder.Text(spec)
-    prompts = [text.encode(prompt) for prompt in PROMPTS[:requests]]
     progress = console(sys.stderr)
-    expected = None
+    prompts, expected, build = None, None, decoder.build  # which imports torch, on all ranks at once
     if rank == 0:
+        text = decoder.Text(spec)
+        prompts = [text.encode(prompt) for prompt in PROMPTS[:requests]]
         started = time.perf_counter()
         expected = decoder.generate(spec, prompts, max_tokens)
         rate = max_tokens * len(prompts) / (time.perf_counter() - started)
         progress.print(f"unsplit, by transformers: {rate:.2f} tokens/s")
-    comm.Barrier()
+    quiet_barrier(comm)
+    prompts = comm.bcast(prompts)
     rendezvous: list[Any] = []  # one a pipeline, on rank 0
 
     def make_stage() -> Any:
         if rank == 0:
             rendezvous.append(decoder.Rendezvous())
         address = comm.bcast(rendezvous[-1].address if rendezvous else None)
-        return decoder.build(spec, rank, size, address, payload=payload)
+        return build(spec, rank, size, address, payload=payload)
 
     def run_once(policy: str) -> Outcome | None:
         return run(comm, policy, make_stage, prompts, max_tokens, concurrency=concurrency, reentry_s=reentry_ms * 1e-3)
@@ -127,6 +129,7 @@ def _as_rank(
     code = None
     if expected is not None:
         code = _report(spec, prompts, expected, transport, outcomes, json_file, expect_recovery)
+    quiet_barrier(comm)
     return int(comm.bcast(code))
 
 

@@ -148,6 +148,7 @@ def _as_rank(
     from perf_case.report import print_result
     from perf_case.stage import CaseStage
 
+    from trtllm_pp_progress.bench._floor import quiet_barrier
     from trtllm_pp_progress.bench._report import console, environment
 
     gpu = engine == "host-gpu"
@@ -187,7 +188,7 @@ def _as_rank(
             torch.cuda.empty_cache()
         else:
             expected = decoder.generate(spec, some, count)
-    comm.Barrier()
+    quiet_barrier(comm)
     stage_model = StaticModel(spec, rank, size, slots=asked.concurrency, length=length, device=device, dtype=dtype)
     before, after = links.connect(link, comm, stage_model.hidden, stage_model.dtype, stage_model.device)
     stage = CaseStage(stage_model, before, after, payload, asked.concurrency)
@@ -232,6 +233,7 @@ def _as_rank(
         if json_file is not None:
             json_file.write_text(json.dumps(written) + "\n", encoding="utf-8")
     sys.stdout.flush()
+    quiet_barrier(comm)
     return list(comm.bcast(failures))
 
 

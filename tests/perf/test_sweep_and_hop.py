@@ -78,4 +78,5 @@ def test_the_ladder_has_all_lines(tmp_path):
     ]
     assert all(0 < p50 <= p99 for p50, p99 in written["lines_ms"].values())
     assert set(written["pieces_us"]) == {"pickle", "unpickle", "probe", "thread wake-up", "test of a pending send"}
+    assert all(value > 0 for value in written["pieces_us"].values())
     assert "what would close it" in done.stdout
