@@ -88,7 +88,6 @@ class StaticModel:
         self.cos = torch.cat([angles.cos(), angles.cos()], dim=-1).to(self.device, self.dtype)
         self.sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).to(self.device, self.dtype)
 
-
     def _cache(self, slots: int) -> torch.Tensor:
         return torch.zeros(slots, self.kv_heads, self.length, self.head_dim, device=self.device, dtype=self.dtype)
 

@@ -120,10 +120,7 @@ def test_the_rank_aware_delay_is_always_a_delay(depth):
     assert (delays[0], delays[-1]) == (depth - 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("depth", "delay"),
-    [(4, 0), (4, 4), (4, -1), (1, 1)],
-)
+@pytest.mark.parametrize(("depth", "delay"), [(4, 0), (4, 4), (4, -1), (1, 1)])
 def test_a_delay_out_of_range_is_refused(depth, delay):
     """The rule itself takes nothing that could be consumed before it is posted."""
     with pytest.raises(ValueError, match="delay="):

@@ -149,6 +149,7 @@ def test_any_load_under_any_policies(stock_run, data):
     one_policy = st.one_of(
         st.none(),
         st.builds(policy, st.integers(1, size - 1)),
+        *([st.builds(policy, st.integers(2, size - 1), st.just("pre-model"))] if size > 2 else []),
         st.just(policy("rank-aware")),
     )
     chance = st.sampled_from([0.0, 0.02, 0.1, 0.3])
