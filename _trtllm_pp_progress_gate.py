@@ -27,17 +27,20 @@ class _Gate:
             return None
         import os
 
-        if os.environ.get("TRTLLM_PP_PROGRESS", "").strip() in ("", "0"):
+        if os.environ.get("TRTLLM_PP_PROGRESS", "").strip().lower() in ("", "0", "false"):
             return None
         close()
-        from importlib import import_module, util
+        from importlib import import_module
 
         try:
             # Hooks the import that is under way. Not `auto`: the program may want to import that for the first time.
-            import_module("trtllm_pp_progress._install").install_automatically()
+            import_module("trtllm_pp_progress.installation.automatic").begin()
         except Exception as error:
             print(f"trtllm-pp-progress: cannot be imported by {sys.executable}: {error}", file=sys.stderr)
-        return util.find_spec(name)
+        # All are asked, for those that stand before us now would be passed over; and without importing the parent
+        # package, which may be waiting for this very import.
+        finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+        return next((spec for finder in finders if (spec := finder.find_spec(name, path, target))), None)
 
 
 def close() -> None:

@@ -8,7 +8,7 @@
 Importing this package imports neither mpi4py nor torch nor TensorRT-LLM.
 """
 
-from trtllm_pp_progress._install import (
+from trtllm_pp_progress.installation.install import (
     IncompatibleError,
     Installation,
     install,
@@ -16,8 +16,10 @@ from trtllm_pp_progress._install import (
     status,
     uninstall,
 )
-from trtllm_pp_progress._patch import PatchError
-from trtllm_pp_progress._settings import Settings, SettingsError
+from trtllm_pp_progress.patching.patch import PatchError
+from trtllm_pp_progress.settings.core import Settings
+from trtllm_pp_progress.settings.schema import SettingsError
+from trtllm_pp_progress.settings.version import __version__  # noqa: F401
 
 __all__ = [
     "IncompatibleError",
@@ -30,4 +32,3 @@ __all__ = [
     "status",
     "uninstall",
 ]
-__version__ = "0.1.0"

@@ -4,6 +4,6 @@ What was done, or what could not be and why, is logged once, to stderr where the
 `trtllm_pp_progress.status()` shows it, too.
 """
 
-from trtllm_pp_progress._install import install_automatically
+from trtllm_pp_progress.installation.automatic import begin
 
-install_automatically()
+begin()

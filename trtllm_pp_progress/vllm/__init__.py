@@ -6,13 +6,15 @@ is all it takes beside the installed package: vLLM's plugin entry point does the
 Importing this package imports neither torch nor vLLM.
 """
 
-from trtllm_pp_progress.vllm._gates import ReceiveRefused
-from trtllm_pp_progress.vllm._install import attach, install, installed, status, uninstall
-from trtllm_pp_progress.vllm._settings import ReceiveSettings, SettingsError
+from trtllm_pp_progress.patching.patch import IncompatibleError
+from trtllm_pp_progress.settings.schema import SettingsError
+from trtllm_pp_progress.vllm.installation import Installation, attach, install, installed, status, uninstall
+from trtllm_pp_progress.vllm.settings import Settings
 
 __all__ = [
-    "ReceiveRefused",
-    "ReceiveSettings",
+    "IncompatibleError",
+    "Installation",
+    "Settings",
     "SettingsError",
     "attach",
     "install",

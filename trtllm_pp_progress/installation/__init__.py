@@ -1,0 +1,1 @@
+"""The ways in: install and uninstall, status, the command `run`, and what they do at exit and in a forked child."""
