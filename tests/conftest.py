@@ -1,20 +1,13 @@
-"""What every test shares: the versions in the header, and the fakes within reach."""
+"""What every test shares: the versions in the header, and the package as its users have it."""
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
-import subprocess
-import sys
-import sysconfig
-from dataclasses import dataclass
+import signal
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
-
-sys.path[:0] = [path for path in [str(Path(__file__).parent)] if path not in sys.path]
+from places import Places, make_places
 
 
 def pytest_report_header() -> str:
@@ -22,62 +15,14 @@ def pytest_report_header() -> str:
     return f"Python {platform.python_version()}, wrapt {version('wrapt')}, click {version('click')}"
 
 
-SHIPPED = ("setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "trtllm_pp_progress.pth")
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the package was put: the source it came from, its wheel, a venv that has it, one that has not, a folder."""
-
-    source: Path
-    wheel: Path
-    venv: Path
-    bare: Path
-    folder: Path
-
-    @property
-    def python(self) -> Path:
-        """The Python of the venv that has the package, and so its .pth."""
-        return self.venv / "bin" / "python"
-
-    @property
-    def bare_python(self) -> Path:
-        """The Python of the venv that has only what the package needs."""
-        return self.bare / "bin" / "python"
+def pytest_configure() -> None:
+    """Hear what a job in the background, or under nohup, ignores; else children, which inherit it, cannot be ended."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    """Build the wheel from a copy of the source, install it in a throw-away venv and into a plain folder."""
-    root, work = Path(__file__).parents[1], tmp_path_factory.mktemp("places")
-    found = Places(work / "source", work / "wheel", work / "venv", work / "bare", work / "folder")
-    shutil.copytree(
-        root / "trtllm_pp_progress",
-        found.source / "trtllm_pp_progress",
-        ignore=shutil.ignore_patterns("__pycache__", "*.so"),
-    )
-    for name in (*SHIPPED, "_trtllm_pp_progress_gate.py"):
-        shutil.copy(root / name, found.source)
-    pip(sys.executable, "wheel", "--wheel-dir", found.wheel, found.source)
-    for venv, python in ((found.venv, found.python), (found.bare, found.bare_python)):
-        make_venv(venv)
-        assert python.exists()
-    (wheel,) = found.wheel.glob("*.whl")
-    pip(found.python, "install", wheel)
-    pip(found.python, "install", "--target", found.folder, wheel)
-    return found
-
-
-def make_venv(folder: Path) -> None:
-    """Make a venv that finds this environment's packages, but not what their .pth files would do."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], timeout=100, check=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "tests_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-
-
-def pip(python: Path | str, command: str, *arguments: Path | str) -> None:
-    """Run this environment's pip for the Python of another, without dependencies and with the setuptools of here."""
-    line = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", python, command]
-    line += [] if command == "uninstall" else ["--no-deps", "--no-index", "--no-build-isolation"]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([*map(str, line), *map(str, arguments)], env=env, timeout=100, check=True, cwd="/")
+    """Return where the package was put, once a session."""
+    return make_places(tmp_path_factory.mktemp("places"))

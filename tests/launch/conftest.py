@@ -17,7 +17,7 @@ import trtllm_pp_progress
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT_S = 80  # only a fault makes a job reach it
 HUNG = "Timeout (0:"  # what the deadline of a shutdown prints, before the stacks
-PATHS = [Path(trtllm_pp_progress.__file__).parents[1], ROOT / "tests", ROOT / "tests" / "mpi"]
+PATHS = [Path(trtllm_pp_progress.__file__).parents[1], ROOT / "tests" / "support"]
 
 
 @dataclass

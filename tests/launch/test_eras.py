@@ -45,8 +45,8 @@ def test_without_the_patch_that_drain_hangs(script):
     """Control: four ranks of era F wait for each other, the last one in its drain, before their fifth iteration."""
     job = script(4, "eras", "collective", "stock", DRAIN_S, "F", shutdown=HANG_S)
     assert job.hung, job.output
-    assert "in wait_on_pp_send_handles" in job.output
-    assert "in top_of_loop" in job.output or "in <lambda>" in job.output
+    assert "in wait_on_pp_send_handles" in job.output, job.output
+    assert "in top_of_loop" in job.output or "in <lambda>" in job.output, job.output
 
 
 def test_on_three_ranks_it_does_not(script):

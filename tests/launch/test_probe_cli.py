@@ -1,6 +1,6 @@
 """`trtllm-pp-progress probe` under an mpirun: its verdict on fabrics that are known, and no hang that it does not end.
 
-That TCP parks and posix shared memory moves was measured on Open MPI with UCX; MPICH's ranks did not park over TCP.
+Open MPI and MPICH over UCX: TCP parks what is large (MPICH 5.0.2: from 259,132 bytes on), posix shared memory moves.
 """
 
 import json
@@ -10,7 +10,6 @@ from jobs import alone
 
 PROBE = ["-m", "trtllm_pp_progress", "probe", "--sizes", "256,1000000"]
 KEYS = {"bytes", "wire_ms", "isend_ms", "away_ms", "waited_ms", "moves", "driven_ms", "polls"}
-pytestmark = pytest.mark.usefixtures("only_open_mpi")
 
 
 def found(path):
@@ -102,4 +101,4 @@ def test_one_rank_alone_can_tell_nothing(job):
     """Exit code 2, and how to start it."""
     done = job(1, 60, *PROBE)
     assert done.rc == 2, done.output
-    assert "a probe takes 2 ranks or more" in done.output
+    assert "this is the only rank of its job, and 2 or more are needed" in done.output

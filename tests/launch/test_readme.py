@@ -9,26 +9,32 @@ from pathlib import Path
 
 import pytest
 import standin
+from beds import CANNOT, on_hosts
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = [line.strip() for line in re.findall(r"^ {4}(\S.*)$", TEXT, re.MULTILINE)]
-BENCHES = [command for command in COMMANDS if "trtllm-pp-progress bench" in command]
+HOSTS = [command for command in COMMANDS if "node1:" in command]
+SRUNS = [command for command in COMMANDS if command.startswith("srun ")]
+BENCHES = [command for command in COMMANDS if "trtllm-pp-progress bench" in command and command not in HOSTS + SRUNS]
 PROBES = [command for command in COMMANDS if "trtllm-pp-progress probe" in command]
 SCRIPTS = [command for command in COMMANDS if command.startswith("bash ")]
 SERVES = [command for command in COMMANDS if "trtllm-serve" in command]
 DOCTORS = [command for command in COMMANDS if "trtllm-pp-progress doctor" in command]
+SHORT = ["--repeat", "1", "--steps", "10", "--policies", "flush,patched"]
 
 
 def test_every_command_is_of_a_known_kind():
     """A new kind of command in the README needs a test here."""
     assert len(PYTHON_BLOCKS) == 1
-    known = BENCHES + PROBES + SCRIPTS + SERVES + DOCTORS
-    assert [c for c in COMMANDS if c not in known] == ["pip install trtllm-pp-progress"]
+    known = BENCHES + HOSTS + SRUNS + PROBES + SCRIPTS + SERVES + DOCTORS
+    installs = [command.split("#")[0].strip() for command in COMMANDS if command not in known]
+    assert installs == ["pip install .", "pip install dist/*_$(uname -m).whl"]
     assert len(SERVES) == 2
     assert len(DOCTORS) == 1
     assert len(BENCHES) == 2
+    assert len(HOSTS) == len(SRUNS) == 1
     assert len(PROBES) == 1
     assert len(SCRIPTS) == 2
 
@@ -99,10 +105,49 @@ def test_probe_commands_run(command, tmp_path):
 @pytest.mark.parametrize("command", BENCHES)
 def test_bench_commands_run(command, tmp_path):
     """A bench command runs as it stands, made short, and reports no wrong payload."""
-    done = run(command, ["--repeat", "1", "--steps", "10", "--policies", "flush,patched"], tmp_path)
+    done = run(command, SHORT, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"│ patched +│.*│ +0 │", done.stdout), done.stdout
     assert ("--json" in command) == (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("command", HOSTS)
+def test_a_bench_on_two_hosts_runs(command):
+    """As it stands, on hosts of these names, made short; two ranks on each."""
+    done = on_hosts(2, *shlex.split(command), *SHORT, options=["--name", "node%"], limit=100)
+    if done.returncode == CANNOT:
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, done.stdout
+    assert "ranks 0/1 on node1; 2/3 on node2" in " ".join(done.stdout.split())
+    assert re.search(r"│ patched +│.*│ +0 │", done.stdout), done.stdout
+
+
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == -* ]]; do
+    case $1 in
+    -N) nodes=$2; shift ;;
+    --ntasks-per-node=*) tasks=${1#*=} ;;
+    --mpi=pmix) ;;
+    *) exit 64 ;;
+    esac
+    shift
+done
+export SLURM_STEP_NUM_TASKS=$((nodes * tasks)) SLURM_NTASKS_PER_NODE=$tasks
+exec mpirun -n "$SLURM_STEP_NUM_TASKS" bash -c '
+    export SLURM_PROCID=$PMIX_RANK
+    exec env $(compgen -e OMPI_COMM_WORLD | sed "s/^/-u /") "$@"' sh "$@"
+"""
+
+
+@pytest.mark.parametrize("command", SRUNS)
+def test_a_bench_under_slurm_runs(command, tmp_path, monkeypatch):
+    """As it stands, as the tasks of an srun that is a stand-in: PMIx's and Slurm's variables, none of mpirun's."""
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done = run(f"{tmp_path}/{command}", SHORT, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"│ patched +│.*│ +0 │", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("command", SCRIPTS)

@@ -62,6 +62,16 @@ def test_workers_of_a_pool_are_patched(shared, variables, patched, mpirun, place
     assert len(found) == 2
 
 
+@pytest.mark.parametrize("variables", [NOW, LATE, {}], ids=["before", "late", "by the code"])
+def test_case_84_workers_that_are_started_by_code_of_upstreams_are_patched(variables, mpirun, places):
+    """NVIDIA/TensorRT-LLM#17233: `python -c` in the place of mpi4py's own server, which may set the variable itself."""
+    code = "import runpy; runpy.run_module('mpi4py.futures.server', run_name='__main__', alter_sys=True)"
+    if not variables:
+        code = f"import os; os.environ['TRTLLM_PP_PROGRESS'] = 'true'; {code}"
+    found = mpirun(1, places.python, SCRIPTS / "pool.py", BOOTSTRAP=code, **variables)
+    assert outcome(found) == [(True, True)] * 2
+
+
 def test_workers_of_a_pool_that_the_launcher_started_are_patched(mpirun, places):
     """From a plain folder, without the .pth: it goes before mpirun, for what is spawned gets mpirun's environment."""
     launcher = [places.bare_python, "-m", "trtllm_pp_progress", "run", "--"]
@@ -90,7 +100,7 @@ def test_a_leader_its_workers_and_the_hidden_command_are_patched(way, mpirun, pl
 def test_the_doctor_as_a_rank_sees_what_the_rank_would_use(mpirun, tmp_path):
     """Its child is no rank of the job, which it would hang, but gets the layer that mpirun was told to use."""
     code = (
-        "import json, os, sys\nfrom trtllm_pp_progress.doctor import collect\n"
+        "import json, os, sys\nfrom trtllm_pp_progress.tools.doctor import collect\n"
         "name = os.environ['OMPI_COMM_WORLD_RANK'] + '.json'\n"
         "open(os.path.join(os.environ['REPORTS'], name), 'x').write(json.dumps(collect(60)))"
     )

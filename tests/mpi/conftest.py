@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, os.path.dirname(__file__))  # helpers, in any import mode
 pytest.register_assert_rewrite("exchange", "outside", "rings")
 
 _passed = []
@@ -104,6 +103,45 @@ def comm():
     private = MPI.COMM_WORLD.Dup()
     yield private
     private.Free()
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Return a folder with the native part and the counting stand-in, built for this rank."""
+    from mpi4py import MPI
+    from native_parts import build
+
+    return build(tmp_path_factory.mktemp(f"native{MPI.COMM_WORLD.rank}"))
+
+
+@pytest.fixture
+def native(built, monkeypatch):
+    """Load the native part from where it was just built, and return that folder."""
+    from trtllm_pp_progress.driver import library
+
+    monkeypatch.setattr(library, "NATIVE", built)
+    monkeypatch.setattr(library, "_stopped_at_finalize", False)
+    return built
+
+
+@pytest.fixture
+def shared(comm, tmp_path):
+    """Return a folder that every rank of this host sees."""
+    return comm.bcast(str(tmp_path))
+
+
+@pytest.fixture(params=["poll", "native"])
+def keeper(request):
+    """Return the keeper as a process has it that uses MPI, in each mode, with nothing to keep."""
+    from trtllm_pp_progress.mpi.cores import crowded
+    from trtllm_pp_progress.progress.keeper import KEEPER
+
+    KEEPER.stop()
+    KEEPER._clear()
+    KEEPER.start(request.param, crowded())
+    yield KEEPER
+    KEEPER.stop()
+    KEEPER._clear()
 
 
 @pytest.fixture

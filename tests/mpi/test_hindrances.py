@@ -7,8 +7,9 @@ import time
 import pytest
 from mpi4py import MPI
 
-from trtllm_pp_progress.bench._floor import floor, quiet_barrier
-from trtllm_pp_progress.bench._hindrances import PostingDist, exchange, hold_gil
+from trtllm_pp_progress.tools.bench.floor import floor
+from trtllm_pp_progress.tools.bench.hindrances import PostingDist, exchange, hold_gil
+from trtllm_pp_progress.tools.job.ranks import quiet_barrier
 
 HOLD_S = 0.2
 
@@ -58,11 +59,13 @@ def test_a_sample_state_is_noted_once_it_is_posted(comm):
     quiet_barrier(comm)
 
 
-def test_the_floor_is_measured_between_two_ranks_and_known_to_the_first(comm):
+@pytest.mark.parametrize("between", [(0, 1), (-1, 0)])
+def test_the_floor_is_measured_between_two_ranks_and_known_to_all(comm, between):
     """The others wait, asleep, and all are there when it is over."""
-    found = floor(comm, 1000)
-    assert (found is not None) == (comm.rank == 0)
-    if found is not None:
-        assert found.rounds[0] > 0
-        assert found.rounds[1] > 0
+    between = tuple(rank % comm.size for rank in between)
+    found = floor(comm, 1000, between)
+    assert found.ranks == list(between)
+    assert found.rounds[0] > 0
+    assert found.rounds[1] > 0
+    assert comm.allgather(found) == [found] * comm.size
     assert comm.allreduce(1, MPI.SUM) == comm.size

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
-from mpi4py import MPI
+from native_parts import native_threads
 from outside import LIMIT_S
 from rings import executor_of, generate, until
 
-from trtllm_pp_progress._idle import ProgressQueue
-from trtllm_pp_progress._mixin import engine_of
-from trtllm_pp_progress.host import Request, RingStage, connect_pipeline
+from trtllm_pp_progress.pyexecutor.attachment import engine_of
+from trtllm_pp_progress.pyexecutor.relay_queue import RelayQueue
+from trtllm_pp_progress.tools.host import Request, RingStage, connect_pipeline
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -41,8 +41,6 @@ class Held(RingStage):
 @pytest.mark.parametrize("policy", ["patched", "patched-flush", "regressed"])
 def test_a_parked_send_moves_while_the_executor_is_outside_mpi(comm, line, policy):
     """The last rank's executor never re-enters MPI: its 1 MB arrive with the patch, without it only once it does."""
-    if policy == "regressed" and not MPI.Get_library_version().startswith("Open MPI"):
-        pytest.skip("MPICH was measured not to park a send over UCX/TCP")
     stage = Held(*connect_pipeline(comm), 0.02, 1_000_000)
     last = comm.size - 1
     with executor_of(comm, policy, stage=stage, reentry_s=None) as executor:
@@ -89,6 +87,19 @@ def fall_asleep(thread):
         assert time.monotonic() < limit, "it never sleeps"
 
 
+def switches(tasks):
+    """Return how often native threads have left a core."""
+    texts = [(task / "status").read_text(encoding="ascii") for task in tasks]
+    return sum(int(line.split()[1]) for text in texts for line in text.splitlines() if "ctxt_switches" in line)
+
+
+def still(tasks):
+    """Tell whether native threads stay asleep for a while."""
+    before = switches(tasks)
+    time.sleep(STILL_S)
+    return switches(tasks) == before
+
+
 class Switch:
     """A request that is complete once it is told so; it never enters MPI."""
 
@@ -110,34 +121,44 @@ class Switch:
         ("patched", "poll", "poll"),
         ("patched-flush", "poll", "poll"),
         ("patched", "auto", "native"),
-        ("patched", "thread", "thread"),
     ],
 )
 def test_with_nothing_pending_the_relay_thread_never_wakes(comm, line, policy, mode, runs):
     """No MPI call and no timed wait: the system does not schedule the thread once; with a send pending it does.
 
-    Nor does the second driver of any mode enter MPI.
+    Nor does a native driver's thread, which enters no MPI either.
     """
+    others = native_threads()  # the keeper's
     with executor_of(comm, policy, reentry_s=0.005, settings={"mode": mode}) as executor:
         if comm.rank == 0:
             generate(executor, STEPS)
         line.meet()
         relay, queue = executor.broadcast_sample_state_handler, executor.executed_batch_queue
-        assert isinstance(queue, ProgressQueue)
+        assert isinstance(queue, RelayQueue)
         fall_asleep(relay)
         assert not engine_of(executor).pending
         line.meet()
-        standby = engine_of(executor).standby
-        before = wake_ups(relay), queue.timed_waits, standby.status()
-        assert (before[2]["runs"], before[2]["state"]) == (runs, "none" if runs == "poll" else "idle")
+        driver, natives = engine_of(executor).driver, native_threads() - others
+        assert len(natives) == (runs == "native")
+        until(lambda: still(natives))
+        before = wake_ups(relay), switches(natives), queue.timed_waits, driver.status()
+        assert (before[3]["runs"], before[3]["state"]) == (runs, "none" if runs == "poll" else "idle")
         time.sleep(WINDOW_S)
-        assert (wake_ups(relay), queue.timed_waits, standby.status()) == before
+        assert (wake_ups(relay), switches(natives), queue.timed_waits, driver.status()) == before
 
         switch = executor.send_handles[100] = Switch()  # control, and the way back
-        until(lambda: switch.tests > 10)
-        assert queue.timed_waits > before[1]
-        assert wake_ups(relay)[0] > before[0][0]
-        switch.done = True
+        if runs == "poll":
+            until(lambda: switch.tests > 10)
+            assert queue.timed_waits > before[2]
+            assert wake_ups(relay)[0] > before[0][0]
+            switch.done = True
+        else:  # the native thread's turn: the relay sleeps on, and who needs the slot tests
+            until(lambda: driver.status()["ticks"] > before[3]["ticks"] + 10)
+            assert switches(natives) > before[1]
+            assert (wake_ups(relay), queue.timed_waits) == (before[0], before[2])
+            switch.done = True
+            executor.wait_on_pp_send_handles(executor.send_handles, 100)
+            assert driver.status()["state"] == "idle"
         until(lambda: executor.send_handles[100] is None)
         fall_asleep(relay)
         line.meet()

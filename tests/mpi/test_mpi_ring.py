@@ -7,7 +7,8 @@ from outside import LIMIT_S
 from rings import EVERY_POLICY, PATCHED, assert_all_sent, executor_of, generate, settle
 
 import trtllm_pp_progress
-from trtllm_pp_progress.host import HostExecutor, Request
+from trtllm_pp_progress.pyexecutor.attachment import engine_of
+from trtllm_pp_progress.tools.host import HostExecutor, Request
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -29,7 +30,7 @@ def test_every_relay_gives_the_right_tokens(comm, line, policy, concurrency):
     assert executor.wrong == 0
     assert executor.steps == STEPS * concurrency
     received = 0 if comm.rank == comm.size - 1 else executor.steps
-    assert len(executor.parked_s) == received
+    assert len(executor.transfers) == received
     if policy in PATCHED:
         assert_all_sent(executor)
 
@@ -109,5 +110,5 @@ def test_two_executors_under_one_install_have_an_engine_each(comm, line):
                 settle(executor, line, STEPS)
                 executor.shutdown()
             assert_all_sent(executor)
-            counters = vars(executor)["_pp_progress_engine"].status()["tables"]["send_handles"]
+            counters = engine_of(executor).status()["tables"]["send_handles"]
             assert counters["posts"] == (0 if comm.rank == comm.size - 2 else STEPS)

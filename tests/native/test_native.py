@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from native_parts import build
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("exits", HERE / "exits.py")
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the native 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
     """Return a folder with the native parts."""
-    return exits.build(tmp_path_factory.mktemp("native"))
+    return build(tmp_path_factory.mktemp("native"))
 
 
 def test_the_thread_sanitizer_finds_nothing_and_would_find_a_race():
@@ -30,15 +31,20 @@ def test_the_thread_sanitizer_finds_nothing_and_would_find_a_race():
 
 
 @needs_mpi
-@pytest.mark.parametrize("mode", exits.CODES)
-@pytest.mark.parametrize("kind", ["native", "parked"])
-def test_no_thread_of_ours_is_in_mpi_at_finalize(built, kind, mode):
+@pytest.mark.parametrize("mode", exits.MODES)
+def test_no_thread_of_ours_is_in_mpi_once_it_is_finalized(built, mode):
     """Each process keeps its exit code and enters MPI no more; `exits.py 100` is the long run of the same."""
-    assert exits.fault(built, kind, mode) == ""
+    assert exits.fault(built, mode) == ""
 
 
 @needs_mpi
-def test_an_end_without_our_exit_hook_is_noticed(built):
-    """Control of the test above: the thread is alive where MPI is finalized."""
-    assert exits.fault(built, "native", "normal", guarded="no") != ""
-    assert exits.fault(built, "parked", "normal", guarded="no") != ""
+@pytest.mark.parametrize("mode", ["normal", "by hand", "in C"])
+def test_an_end_that_is_not_announced_is_noticed(built, mode):
+    """Control of the test above: without the callback of MPI_Finalize the thread is at work behind it."""
+    assert exits.fault(built, mode, "unannounced") != ""
+
+
+@needs_mpi
+def test_an_end_without_mpi_finalize_is_noticed_too(tmp_path):
+    """Control of the mode "never": without the exit handler the thread is at work while libraries are taken down."""
+    assert exits.fault(build(tmp_path, {"        atexit(stop_all);": ""}), "never") != ""

@@ -10,21 +10,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
+
+from decoder import convert, payload
+from decoder.layers import Chunk, StageModel
+from decoder.reference import load
+from decoder.spec import SHAPES, ModelError, cut, resolve
+from decoder.stages import DecoderStage, build
+from decoder.text import Text
+from decoder.weights import CheckpointWeights
+from decoder.wire import Rendezvous, Wire, WireError
 
 PERF = Path(__file__).resolve().parents[2] / "perf"
-sys.path.insert(0, str(PERF))
-
-import torch  # noqa: E402
-from decoder import convert, payload  # noqa: E402
-from decoder.layers import Chunk, StageModel  # noqa: E402
-from decoder.reference import load  # noqa: E402
-from decoder.spec import SHAPES, ModelError, cut, resolve  # noqa: E402
-from decoder.stages import DecoderStage, build  # noqa: E402
-from decoder.text import Text  # noqa: E402
-from decoder.weights import CheckpointWeights  # noqa: E402
-from decoder.wire import Rendezvous, Wire, WireError  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-
 TINY = resolve("qwen3-random:tiny")
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2}
 
@@ -126,8 +124,9 @@ def test_smollm2_without_its_package_says_what_to_install(tmp_path, monkeypatch)
 def test_the_published_shape_is_that_of_qwen3_0_6b():
     """The 0.6b shape has the published number of parameters."""
     with torch.device("meta"):
-        from decoder.layers import family
         from transformers import AutoModelForCausalLM
+
+        from decoder.layers import family
 
         whole = AutoModelForCausalLM.from_config(family(resolve("qwen3-random"))[0])
     whole.tie_weights()

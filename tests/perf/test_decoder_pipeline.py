@@ -1,23 +1,18 @@
 """Four processes with a stage each give the tokens of the unsplit model; no MPI."""
 
-import sys
-from pathlib import Path
-
 import pytest
+import torch
+import transformers
 
-PERF = Path(__file__).resolve().parents[2] / "perf"
-sys.path.insert(0, str(PERF))
+from decoder import selfcheck
+from decoder.convert import prepare
+from decoder.processes import Pipeline
+from decoder.reference import generate, load
+from decoder.spec import resolve
+from decoder.text import Text
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from decoder import selfcheck  # noqa: E402
-from decoder.convert import prepare  # noqa: E402
-from decoder.processes import Pipeline  # noqa: E402
-from decoder.reference import generate, load  # noqa: E402
-from decoder.spec import resolve  # noqa: E402
-from decoder.text import Text  # noqa: E402
-
-TOKENS = 24
+TOKENS = {"smollm2": 12, "qwen3-random:tiny": 24}
+FEW = TOKENS["qwen3-random:tiny"]
 IN_FLIGHT = [(1, 1), (4, 1), (2, 2)]  # microbatches under way, requests in each
 
 
@@ -38,7 +33,7 @@ def expected():
         if model not in known:
             spec = prepare(model)
             prompts = [Text(spec).encode(prompt) for prompt in selfcheck.PROMPTS]
-            known[model] = spec, prompts, generate(load(spec), prompts, TOKENS)
+            known[model] = spec, prompts, generate(load(spec), prompts, TOKENS[model])
         return known[model]
 
     return answer
@@ -56,7 +51,7 @@ def test_tokens_equal_those_of_the_unsplit_model(pipeline, expected, model):
     spec, prompts, answers = expected(model)
     pipeline.open(spec, payload="logits")
     for in_flight, batch in IN_FLIGHT if model != "smollm2" else IN_FLIGHT[:2]:
-        assert tokens(pipeline.run(prompts, TOKENS, in_flight=in_flight, batch=batch)) == answers
+        assert tokens(pipeline.run(prompts, TOKENS[model], in_flight=in_flight, batch=batch)) == answers
     assert pipeline.wrong == 0
     assert [figure["cached"] for figure in pipeline.figures()] == [0, 0, 0, 0]  # finished requests are released
 
@@ -72,7 +67,7 @@ def test_random_weights_make_tokens_that_depend_on_the_whole_prompt(expected):
     """The comparison can tell models apart: answers vary, and change with a prompt's first token."""
     spec, prompts, answers = expected("qwen3-random:tiny")
     assert all(len(set(answer)) > 3 for answer in answers)
-    changed = generate(spec, [[(prompt[0] + 1) % spec.vocabulary, *prompt[1:]] for prompt in prompts], TOKENS)
+    changed = generate(spec, [[(prompt[0] + 1) % spec.vocabulary, *prompt[1:]] for prompt in prompts], FEW)
     assert all(one != other for one, other in zip(changed, answers, strict=True))
 
 
@@ -80,7 +75,7 @@ def test_one_stage_of_another_model_changes_the_tokens(pipeline, expected):
     """Negative control: with one wrong stage the comparison fails, from the first tokens on."""
     spec, prompts, answers = expected("qwen3-random:tiny")
     pipeline.open([spec, spec, resolve("qwen3-random:tiny", seed=1), spec], payload=4096)
-    wrong = tokens(pipeline.run(prompts, TOKENS, in_flight=4))
+    wrong = tokens(pipeline.run(prompts, FEW, in_flight=4))
     assert all(one[:4] != other[:4] for one, other in zip(wrong, answers, strict=True))
     assert pipeline.wrong == 0  # what was sampled still arrived as it was
 
@@ -98,18 +93,18 @@ def test_a_checkpoint_directory_gives_the_tokens_of_transformers(pipeline, tmp_p
     whole.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     prompts = [[1, 2, 3], [250, 40], [7] * 9, list(range(20, 60))]
-    answers = generate(whole, prompts, TOKENS)
+    answers = generate(whole, prompts, FEW)
     assert len({tuple(answer) for answer in answers}) == 4
     pipeline.open(resolve(str(tmp_path)), payload="none")
-    assert tokens(pipeline.run(prompts, TOKENS, in_flight=4)) == answers
-    assert generate(str(tmp_path), prompts, TOKENS) == answers
+    assert tokens(pipeline.run(prompts, FEW, in_flight=4)) == answers
+    assert generate(str(tmp_path), prompts, FEW) == answers
 
 
 def test_bfloat16_runs_with_the_tokens_of_the_unsplit_bfloat16_model(pipeline, expected):
     """The stages' dtype is the caller's; activations cross the wire in it."""
     spec, prompts, _ = expected("qwen3-random:tiny")
     pipeline.open(spec, dtype="bfloat16")
-    assert tokens(pipeline.run(prompts, TOKENS, in_flight=2)) == generate(spec, prompts, TOKENS, dtype="bfloat16")
+    assert tokens(pipeline.run(prompts, FEW, in_flight=2)) == generate(spec, prompts, FEW, dtype="bfloat16")
 
 
 def test_selfcheck_refuses_more_stages_than_layers(capsys):

@@ -3,24 +3,23 @@
 import gzip
 import json
 import queue
-import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
-PERF = Path(__file__).resolve().parents[2] / "perf"
-sys.path.insert(0, str(PERF))
-
-import evidence as command  # noqa: E402
-from click.testing import CliRunner  # noqa: E402
-from perf_case import engines, figure, trtllm, verdict  # noqa: E402
-from perf_case.case import FORM, PUBLISHED, CaseError, parse, scaled  # noqa: E402
-from perf_case.evidence import hops, overlap, subtract, summarise, union  # noqa: E402
-from perf_case.measure import RankNotes, Run, groups  # noqa: E402
-from perf_case.record import Notes  # noqa: E402
-
-from trtllm_pp_progress.bench._measure import clean_up_at_rest  # noqa: E402
+import pipeline
+from case import engines, figure, judge, names, pictures, relays, trtllm
+from case.evidence import hops, overlap, subtract, summarise, union
+from case.ids import FORM, PUBLISHED, CaseError, parse, scaled
+from case.measure import RankNotes, Run, groups
+from case.record import Notes
+from case.report import print_result
+from trtllm_pp_progress.pyexecutor.shape import recognise
+from trtllm_pp_progress.tools.bench.measure import clean_up_at_rest
+from verdict import FAILED, INCONCLUSIVE, PASSED, THRESHOLD, Verdict, of_code
 
 
 @pytest.mark.parametrize("text", [PUBLISHED, f"test_perf[{PUBLISHED}]", f"[{PUBLISHED}]", f" {PUBLISHED} "])
@@ -128,40 +127,137 @@ def rows(regressed=60.0, flush=100.0, patched=99.0, kernels=(1.0, 1.0, 1.0)):
 def test_the_published_figures_pass_and_their_faults_fail():
     """Upstream's own numbers on each side of its threshold."""
     published = rows(regressed=177.08, flush=269.29, patched=270.55)
-    assert verdict.threshold_failures(published, kernels=True) == []
-    assert abs(verdict.THRESHOLD - 223.19 / 269.29) < 0.002
-    slow = verdict.threshold_failures(rows(regressed=177.08, flush=269.29, patched=223.0), kernels=True)
-    assert len(slow) == 1
-    assert "patched is 223.00 tokens/s, below the threshold of 223.51" in slow[0]
+    assert judge.against_threshold(published, kernels=True) == Verdict()
+    assert abs(THRESHOLD - 223.19 / 269.29) < 0.002
+    slow = judge.against_threshold(rows(regressed=177.08, flush=269.29, patched=223.0), kernels=True)
+    assert len(slow.failures) == 1
+    assert "patched is 223.00 tokens/s, below the threshold of 223.51" in slow.failures[0]
+    assert slow.inconclusive == []
 
 
-def test_a_run_that_cannot_detect_fails():
-    """Regressed above the threshold, or so near below it that noise decides."""
+def test_a_run_that_cannot_detect_is_inconclusive():
+    """Regressed above the threshold, or so near below it that noise decides: neither passed nor failed."""
     for rate in (100.0, 83.0, 79.0):
-        assert "this run detects nothing" in verdict.threshold_failures(rows(regressed=rate), kernels=False)[0]
-    assert verdict.threshold_failures(rows(regressed=78.0), kernels=False) == []
+        found = judge.against_threshold(rows(regressed=rate), kernels=False)
+        assert "this run detects nothing" in found.inconclusive[0]
+        assert (found.failures, found.code, found.word) == ([], INCONCLUSIVE, "inconclusive")
+    assert judge.against_threshold(rows(regressed=78.0), kernels=False) == Verdict()
+
+
+def test_a_failure_counts_even_where_nothing_could_be_detected():
+    """Patched below the threshold is a failure whatever regressed did."""
+    found = judge.against_threshold(rows(regressed=100.0, patched=50.0), kernels=False)
+    assert (found.code, found.word) == (FAILED, "failed")
+    assert [line.partition(":")[0] for line in found.lines("PASSED")] == ["FAILED", "INCONCLUSIVE"]
+
+
+@pytest.mark.parametrize(
+    ("patched", "word"), [(104.0, "passed"), (102.0, "inconclusive"), (98.0, "inconclusive"), (96.0, "failed")]
+)
+def test_without_a_good_build_patched_has_to_be_the_faster_one(patched, word):
+    """Where both are the same nothing parked, and nothing is proven."""
+    assert judge.without_good(100.0, patched).word == word
+
+
+@pytest.mark.parametrize(("code", "word"), [(0, "passed"), (1, "failed"), (3, "inconclusive"), (124, "failed")])
+def test_the_ranks_exit_code_is_the_verdict(code, word):
+    """Whoever started the ranks ends as they did; a deadline is a failure."""
+    assert of_code(code).word == word
+
+
+@pytest.mark.parametrize(
+    ("rates", "recovery", "code"),
+    [
+        ((60.0, 100.0, 99.0), True, PASSED),
+        ((60.0, 100.0, 80.0), True, FAILED),
+        ((90.0, 100.0, 99.0), True, INCONCLUSIVE),
+        ((90.0, 100.0, 50.0), True, FAILED),
+        ((90.0, 100.0, 50.0), False, PASSED),
+    ],
+)
+def test_the_demo_judges_recovery(rates, recovery, code, capsys):
+    """Where the regressed relay is above the threshold the run proves nothing; and only if it was asked to judge."""
+    measured = [
+        SimpleNamespace(policy=policy, tokens_per_s=rate, wrong=0)
+        for policy, rate in zip(("regressed", "flush", "patched"), rates, strict=True)
+    ]
+    tokens = {row.policy: [SimpleNamespace(tokens=[[1, 2]])] for row in measured}
+    assert pipeline.judge(measured, tokens, [[1, 2]], recovery).code == code
+    assert "Tokens are those of the unsplit model" in capsys.readouterr().out
+    tokens["patched"].append(SimpleNamespace(tokens=[[1, 3]]))
+    wrong = pipeline.judge(measured, tokens, [[1, 2]], recovery)
+    assert wrong.failures == ["tokens are not the unsplit model's with patched; 0 wrong payloads"]
+
+
+def in_rounds(**rates):
+    """Return rows with one run a round of each policy."""
+    return {name.replace("_", "-").replace("-patch", "+patch"): [{"tokens_per_s": rate} for rate in of_policy]
+            for name, of_policy in rates.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("patched", "word"),
+    [
+        ([100, 101, 99, 100], "passed"),
+        ([98, 98, 97, 98], "failed"),
+        ([98, 98, 97, 103], "inconclusive"),
+        ([98], "failed"),
+    ],
+)
+def test_each_relay_is_judged_beside_itself_without_the_patch(patched, word):
+    """The median of the rounds' ratios; inconclusive where a quarter of the rounds is not below."""
+    pair = in_rounds(inline_g=[100.0] * len(patched), inline_g_patch=patched, flush=[500.0] * len(patched))
+    found = judge.no_harm(pair)
+    assert found.word == word
+    assert all(line.startswith("inline-g+patch is 0.9") for line in found.failures + found.inconclusive)
+
+
+def test_pairs_are_compared_within_a_round():
+    """A machine that became slower does not count for or against anybody."""
+    pair = in_rounds(regressed=[100.0, 50.0, 10.0], patched=[110.0, 55.0, 11.0], native=[1.0] * 3)
+    assert judge.in_pairs(pair) == {"patched": pytest.approx((1.1, 1.1, 1.1))}
+
+
+def test_every_relay_is_recognised_as_its_era():
+    """So that the patch does to each what it does to upstream's; the burst of #14850 is left alone."""
+    assert tuple(relays.RELAYS) == names.RELAY_NAMES
+    eras = {name: recognise(relays.RELAYS[name]).era for name in names.RELAY_NAMES}
+    assert eras == {
+        "regressed": "E2", "flush": "C", "oneshot": "unknown", "iprobe": "H", "native": "I",
+        "inline-f": "F", "inline-g": "G", "inline-h": "H", "inline-i": "I",
+    }  # fmt: skip
+    assert set(names.POLICY_NAMES) == {
+        "patched",
+        *eras,
+        *(f"{n}+patch" for n in eras if n not in ("regressed", "oneshot")),
+    }
+    for policy in names.POLICY_NAMES:
+        cls = relays.relay_class(policy)
+        assert issubclass(cls, relays.RELAYS[names.unpatched(policy)])
+        assert issubclass(cls, relays.Recorded) != names.is_patched(policy)
 
 
 def test_unequal_gpu_time_fails_on_a_gpu_alone():
     """3 % apart is not the same work; on a CPU, ranks that wait take each other's time."""
-    assert "differs by 4.0%" in verdict.threshold_failures(rows(kernels=(1.0, 1.04, 1.0)), kernels=True)[0]
-    assert verdict.threshold_failures(rows(kernels=(1.0, 1.04, 1.0)), kernels=False) == []
-    assert verdict.threshold_failures(rows(kernels=(1.0, 1.02, 1.0)), kernels=True) == []
+    unequal = judge.against_threshold(rows(kernels=(1.0, 1.04, 1.0)), kernels=True)
+    assert "differs by 4.0%" in unequal.failures[0]
+    assert judge.against_threshold(rows(kernels=(1.0, 1.04, 1.0)), kernels=False) == Verdict()
+    assert judge.against_threshold(rows(kernels=(1.0, 1.02, 1.0)), kernels=True) == Verdict()
 
 
 def test_tokens_are_held_against_the_unsplit_model_and_each_other():
     """One wrong token anywhere, or a wrong sample state, and the policy is named."""
     good = [[1, 2, 3], [4, 5, 6]]
     same = {"flush": [good], "patched": [good, good]}
-    assert verdict.token_failures(same, [[1, 2]], {"flush": 0}) == []
-    assert verdict.token_failures(same, [], {}) == []
-    assert verdict.token_failures(same, [[1, 9]], {}) == [
+    assert judge.token_failures(same, [[1, 2]], {"flush": 0}) == []
+    assert judge.token_failures(same, [], {}) == []
+    assert judge.token_failures(same, [[1, 9]], {}) == [
         "flush: tokens are not the unsplit model's",
         "patched: tokens are not the unsplit model's",
     ]
     late = {"flush": [good], "patched": [good, [[1, 2, 3], [4, 5, 7]]]}
-    assert verdict.token_failures(late, [[1, 2]], {}) == ["patched: tokens are not those of the other relays"]
-    assert verdict.token_failures(same, [], {"patched": 2}) == ["patched: 2 wrong sample states"]
+    assert judge.token_failures(late, [[1, 2]], {}) == ["patched: tokens are not those of the other relays"]
+    assert judge.token_failures(same, [], {"patched": 2}) == ["patched: 2 wrong sample states"]
 
 
 def test_spans():
@@ -193,7 +289,7 @@ def made_up(policy="regressed", tokens_per_s=100.0):
             notes[sender].inside.append((at + parked, at + parked + wire))
             at += parked + wire
             notes[receiver].received[step] = at
-    ranks = [RankNotes(notes[i], spans[i], [0.001] * 3, [], 0.001, 0.5, 10, STEPS, 0) for i in range(4)]
+    ranks = [RankNotes(notes[i], spans[i], [0.001] * 3, 0.001, 0.5, 10, STEPS, 0) for i in range(4)]
     count = round(tokens_per_s * (STEPS + 2) * PERIOD)
     return Run(policy, (0.0, (STEPS + 2) * PERIOD), [[0] * count], 100, ranks)
 
@@ -247,7 +343,7 @@ def written(tmp_path):
 
 def test_the_text_shows_who_waits_for_whom(written):
     """Ranks compute one after another, and a parked hop is in its sender's lane."""
-    done = CliRunner().invoke(command.main, [str(written)])
+    done = CliRunner().invoke(pictures.command, [str(written)])
     assert done.exit_code == 0, done.output
     lines = [line for line in done.output.splitlines() if line.startswith("  rank")]
     assert len(lines) == 8
@@ -260,7 +356,7 @@ def test_the_text_shows_who_waits_for_whom(written):
 def test_the_picture_and_the_trace_are_written(written, tmp_path):
     """A PNG of some size; a trace whose flows have both their ends and whose spans are not negative."""
     png, trace = tmp_path / "ring.png", tmp_path / "ring.json.gz"
-    done = CliRunner().invoke(command.main, [str(written), "--png", str(png), "--trace", str(trace)])
+    done = CliRunner().invoke(pictures.command, [str(written), "--png", str(png), "--trace", str(trace)])
     assert done.exit_code == 0, done.output
     assert png.read_bytes().startswith(b"\x89PNG")
     assert png.stat().st_size > 20_000
@@ -275,16 +371,34 @@ def test_the_picture_and_the_trace_are_written(written, tmp_path):
     assert names == {f"{policy}, rank {rank}" for policy in ("regressed", "patched") for rank in range(4)}
 
 
+def test_the_result_is_printed_with_each_pair(capsys):
+    """A column for the ratio to flush, one for the ratio to the same relay without the patch, and the verdict."""
+    runs = {policy: [summarise(made_up(policy, rate))] * 2 for policy, rate in
+            {"flush": 100.0, "inline-g": 50.0, "inline-g+patch": 100.0}.items()}  # fmt: skip
+    written = {
+        "environment": {"cores": 2}, "case": PUBLISHED, "scaled": [], "engine": "host-cpu", "model": "m", "pp": 4,
+        "link": "shared", "batch": 1, "payload_bytes": 10, "host_work_ms": 0.0, "hold_gil": True, "rows": runs,
+        "judged": ["a line that does not count"], "compared_tokens": 7,
+    }  # fmt: skip
+    print_result(written, Verdict(inconclusive=["nothing parked"]))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "# cores 2"
+    assert "not judged here: a line that does not count" in lines
+    assert lines[-1] == "INCONCLUSIVE: nothing parked"
+    (row,) = [line for line in lines if line.startswith("inline-g+patch") and "(" in line]
+    assert row.split()[1:5] == ["100.00", "1.000", "2.000", "(2.000-2.000)"]
+
+
 def test_a_file_that_is_no_result_is_refused(tmp_path):
     """And a policy that was not run."""
     other = tmp_path / "other.json"
     other.write_text('{"rows": []}')
-    assert "is no result of perf/test_perf.py" in CliRunner().invoke(command.main, [str(other)]).output
+    assert "is no result of perf/test_perf.py" in CliRunner().invoke(pictures.command, [str(other)]).output
 
 
 def test_a_policy_that_was_not_run_is_refused(written):
     """With those that were."""
-    output = CliRunner().invoke(command.main, [str(written), "--policies", "flush"]).output
+    output = CliRunner().invoke(pictures.command, [str(written), "--policies", "flush"]).output
     assert "no policy 'flush' in this result: it has regressed, patched" in output
 
 

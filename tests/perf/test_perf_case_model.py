@@ -1,22 +1,19 @@
 """The performance case's static stage against transformers' own generate, on a CPU in one process."""
 
 import socket
-import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
-PERF = Path(__file__).resolve().parents[2] / "perf"
-sys.path.insert(0, str(PERF))
-
-import decoder  # noqa: E402
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from perf_case import links, model, stage  # noqa: E402
-
-from trtllm_pp_progress.host import Request  # noqa: E402
+import decoder
+from case import links, model, stage
+from case.gpu_links import Ipc
+from case.placed import PIECE, PLACES
+from case.shared import Shared
+from trtllm_pp_progress.tools.host import Request
 
 TINY = decoder.resolve("qwen3-random:tiny")
 PROMPTS = [[1, 2, 3], [7] * 9, list(range(20, 60)), [250, 40]]
@@ -79,6 +76,8 @@ def test_another_rotary_embedding_is_refused():
 
 class Direct:
     """A link within this process: rows wait in a list until the next stage takes them."""
+
+    in_stream_order = False
 
     def __init__(self):
         self.rows = []
@@ -208,20 +207,20 @@ def shared(tmp_path):
     here, there = socket.socketpair()
     path = tmp_path / "places"
     path.touch()
-    ends = [links._Shared(end, str(path), 4, torch.float32, torch.device("cpu")) for end in (here, there)]
+    ends = [Shared(end, str(path), 4, torch.float32, torch.device("cpu")) for end in (here, there)]
     yield ends
     for end in ends:
         end.close()
 
 
-@pytest.mark.parametrize("count", [1, links.PIECE, 3 * links.PIECE + 5, 2 * links.PLACES * links.PIECE + 1])
+@pytest.mark.parametrize("count", [1, PIECE, 3 * PIECE + 5, 2 * PLACES * PIECE + 1])
 def test_rows_arrive_as_they_were_sent(shared, count):
     """One row, and more than all places hold: then the sender waits for the receiver."""
     sender, receiver = shared
     rows = torch.arange(count * 4, dtype=torch.float32).view(count, 4)
     sending = threading.Thread(target=sender.send, args=(rows,), daemon=True)
     sending.start()
-    if count > links.PLACES * links.PIECE:
+    if count > PLACES * PIECE:
         sending.join(0.2)
         assert sending.is_alive()
     got = torch.empty_like(rows)
@@ -254,11 +253,11 @@ def test_ipc_orders_the_streams_of_both_sides():
             log.append(("record", self.name))
 
     here, there = socket.socketpair()
-    places = torch.zeros(links.PLACES, links.PIECE, 4)
-    full = [Event(f"full {i}") for i in range(links.PLACES)]
-    free = [Event(f"free {i}") for i in range(links.PLACES)]
-    sender, receiver = links._Ipc(here, places, full, free), links._Ipc(there, places, full, free)
-    rows, got = torch.rand(links.PLACES + 2, 4), torch.zeros(links.PLACES + 2, 4)
+    places = torch.zeros(PLACES, PIECE, 4)
+    full = [Event(f"full {i}") for i in range(PLACES)]
+    free = [Event(f"free {i}") for i in range(PLACES)]
+    sender, receiver = Ipc(here, places, full, free), Ipc(there, places, full, free)
+    rows, got = torch.rand(PLACES + 2, 4), torch.zeros(PLACES + 2, 4)
     for i in range(len(rows)):
         sender.send(rows[i : i + 1])
         receiver.receive(got[i : i + 1])
@@ -267,6 +266,6 @@ def test_ipc_orders_the_streams_of_both_sides():
         ("wait", "free 0"), ("record", "full 0"), ("wait", "full 0"), ("record", "free 0"),
         ("wait", "free 1"), ("record", "full 1"), ("wait", "full 1"), ("record", "free 1"),
     ]  # fmt: skip
-    assert log[4 * links.PLACES :][:4] == log[:4]  # the first place again
+    assert log[4 * PLACES :][:4] == log[:4]  # the first place again
     sender.close()
     receiver.close()

@@ -8,13 +8,17 @@ import sys
 import pytest
 from jobs import KILLED, ROOT, on_ranks
 
+from case.names import POLICY_NAMES
+
 CASE = "qwen3_0.6b-bench-pytorch-bfloat16-maxbs:512-maxnt:2048-input_output_len:8000,1000-reqs:256-con:{}-pp:{}-gpus:{}"
+PYTHONPATH = os.pathsep.join([str(ROOT / "perf"), str(ROOT)])
+WITHOUT_POLLS = ("regressed", "flush", "inline-f", "inline-g")  # they wait, or leave a send alone
 LIMIT_S = 240  # only a fault makes a job reach it
 
 
 def start(ranks, deadline, *arguments, **environment):
     """Run `python ARGUMENTS` on that many ranks; return the exit code and what was written."""
-    done = on_ranks(ranks, deadline, *arguments, **{"PYTHONPATH": str(ROOT)} | environment)
+    done = on_ranks(ranks, deadline, *arguments, **{"PYTHONPATH": PYTHONPATH} | environment)
     return done.returncode, done.stdout
 
 
@@ -25,19 +29,20 @@ def test_every_relay_gives_the_unsplit_models_tokens(tmp_path, concurrency, pp):
     result = tmp_path / "result.json"
     case = CASE.format(concurrency, pp, pp)
     options = ["--engine", "host-cpu", "--output", 12, "--scale", 0.003, "--host-work-ms", 0.5, "--json", result]
-    policies = "regressed,flush,oneshot,iprobe,patched" if concurrency == 1 else "regressed,flush,patched"
-    options += ["--policies", policies]
+    policies = ["regressed", "flush", "oneshot", "iprobe", "patched"] if concurrency == 1 else POLICY_NAMES
+    options += ["--policies", ",".join(policies)]
     rc, output = start(pp, LIMIT_S, "perf/test_perf.py", case, *options)
     assert rc == 0, output
     written = json.loads(result.read_text())
     assert written["failures"] == []
     assert written["compared_tokens"] == 12 * written["batch"]
-    assert list(written["rows"]) == policies.split(",")
+    assert list(written["rows"]) == list(policies)
     assert "input 24 instead of 8000" in written["scaled"]
     assert "input 24 instead of 8000" in output
-    for runs in written["rows"].values():
+    for policy, runs in written["rows"].items():
         assert len(runs) == 1
         assert runs[0]["wrong"] == 0
+        assert (runs[0]["polls_per_step"] > 0) == (policy not in WITHOUT_POLLS)
         assert runs[0]["shown"]
         assert sum(runs[0]["shares"].values()) == pytest.approx(1, abs=1e-3)
         assert all(hop["received"] >= hop["posted"] for step in runs[0]["shown"] for hop in step["hops"])
@@ -49,29 +54,19 @@ def test_it_runs_under_pytest_and_a_wrong_stage_fails_it(tmp_path):
     """Negative control: with one rank's weights from another seed, every rank's test fails, and says why."""
     script = tmp_path / "planted.py"
     script.write_text(
-        "import os, sys\n"
-        f"sys.path.insert(0, {str(ROOT / 'perf')!r})\n"
+        "import os\n"
         "from decoder import weights\n"
         "if os.environ.get('OMPI_COMM_WORLD_RANK') == '1':\n"
         "    original = weights.RandomWeights.__init__\n"
         "    weights.RandomWeights.__init__ = lambda self, seed: original(self, seed + 1)\n"
     )
-    options = ["--perf-engine", "host-cpu", "--perf-output", "12", "--perf-scale", "0.003", "--perf-policies", "flush"]
-    line = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:hypothesispytest",
-        "--perf-case",
-        CASE.format(1, 2, 2),
-        *options,
-        "perf/test_perf.py",
-    ]
+    options = "--engine host-cpu --output 12 --scale 0.003 --policies flush"
+    test = f"perf/test_perf.py::test_perf[{CASE.format(1, 2, 2)}]"
+    line = ["-m", "pytest", "-q", "-p", "no:hypothesispytest", f"--perf={options}", test]
     rc, output = start(2, LIMIT_S, *line)
     assert rc == 0, output
     line[2:2] = ["-p", "planted"]
-    rc, output = start(2, LIMIT_S, *line, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    rc, output = start(2, LIMIT_S, *line, PYTHONPATH=os.pathsep.join([str(tmp_path), PYTHONPATH]))
     assert rc not in (0, KILLED), output
     assert "flush: tokens are not the unsplit model's" in output
 
@@ -82,16 +77,15 @@ def test_a_failing_rank_ends_the_run_for_all(tmp_path, where):
     """An error on one rank, on the executor's or the relay's way, is shown, and nobody waits for that rank."""
     script = tmp_path / "failing.py"
     script.write_text(
-        "import os, sys\n"
-        f"sys.path[:0] = [{str(ROOT / 'perf')!r}, {str(ROOT)!r}]\n"
+        "import os\n"
         "import test_perf\n"
-        "from perf_case import stage\n"
+        "from case import stage\n"
         "def fails(self, *arguments):\n"
         "    raise OSError('planted')\n"
         f"rank = '1' if {where!r} == 'sampled' else '0'\n"
         "if os.environ.get('OMPI_COMM_WORLD_RANK') == rank:\n"
         f"    setattr(stage.CaseStage, {where!r}, fails)\n"
-        "test_perf.run_command(test_perf.main)\n"
+        "test_perf.run_command(test_perf.command)\n"
     )
     options = ["--engine", "host-cpu", "--output", 12, "--scale", 0.003, "--policies", "flush,patched"]
     rc, output = start(2, LIMIT_S, script, CASE.format(1, 2, 2), *options)
@@ -104,18 +98,17 @@ def test_a_rank_that_never_answers_is_ended_by_the_deadline(tmp_path):
     """Control for the test above: without an error only the deadline helps, and it shows where each thread was."""
     script = tmp_path / "stuck.py"
     script.write_text(
-        "import os, sys, threading\n"
-        f"sys.path[:0] = [{str(ROOT / 'perf')!r}, {str(ROOT)!r}]\n"
+        "import os, threading\n"
         "import test_perf\n"
-        "from perf_case import stage\n"
+        "from case import stage\n"
         "if os.environ.get('OMPI_COMM_WORLD_RANK') == '1':\n"
         "    stage.CaseStage.sampled = lambda self: threading.Event().wait()\n"
-        "test_perf.run_command(test_perf.main)\n"
+        "test_perf.run_command(test_perf.command)\n"
     )
-    options = ["--engine", "host-cpu", "--output", 12, "--scale", 0.003, "--policies", "flush", "--timeout", 25]
+    options = ["--engine", "host-cpu", "--output", 12, "--scale", 0.003, "--policies", "flush", "--timeout", 15]
     rc, output = start(2, LIMIT_S, script, CASE.format(1, 2, 2), *options)
     assert rc not in (0, KILLED), output
-    assert "Timeout (0:00:25)" in output
+    assert "Timeout (0:00:15)" in output
 
 
 @pytest.mark.timeout(120)

@@ -13,8 +13,8 @@ PERF = Path(__file__).parents[2] / "perf"
 
 
 def script(name, *options):
-    """Run one of perf's scripts and return how it ended."""
-    command = [sys.executable, PERF / f"{name}.py", *map(str, options)]
+    """Run one of perf's commands and return how it ended."""
+    command = [sys.executable, PERF, name, *map(str, options)]
     return subprocess.run(command, env=no_rank(), capture_output=True, text=True, timeout=110, check=False)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 CHILD = """
     import ctypes, os, signal, sys, time
-    from trtllm_pp_progress.probe._guard import guard
+    from trtllm_pp_progress.tools.probe.watchdog import guard
     step = guard(LIMIT, lambda problem: print("complaint:", problem, flush=True))
     step("first")
     step("second step", SECOND)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import standin
-from conftest import make_venv, pip
+from places import make_venv, pip
 from standin import TESTS, report, run
 
 ON = {"TRTLLM_PP_PROGRESS": "1"}
@@ -95,7 +95,7 @@ def test_the_variable_turns_auto_off(folder_env, places):
 
 def test_the_pth_is_inert_unless_the_variable_is_set(env, places):
     """Nothing of the package is imported, and nothing is said; the gate alone waits."""
-    for variables in ({}, {"TRTLLM_PP_PROGRESS": ""}, {"TRTLLM_PP_PROGRESS": "0"}):
+    for variables in ({}, *({"TRTLLM_PP_PROGRESS": off} for off in ("", "0", "false", "False"))):
         found, said = report({**env, **variables}, python=places.python)
         assert (found["patched"], found["ours"], said) == (False, [GATE], "")
 
@@ -115,10 +115,14 @@ def test_the_pth_patches_where_the_variable_is_set(env, places):
     assert "installed on" in said
 
 
+@pytest.mark.parametrize("value", ["1", "True", "true"])
 @pytest.mark.parametrize("before", ["", "import tensorrt_llm._torch.pyexecutor\n"], ids=["first", "package imported"])
-def test_the_variable_may_come_after_the_interpreter_has_started(before, env, places):
-    """As in a pool's worker, where os.environ is written by the pool, or by upstream's worker_main."""
-    code = f"{before}import os; os.environ['TRTLLM_PP_PROGRESS'] = '1'"
+def test_case_84_the_variable_may_come_after_the_interpreter_has_started(before, value, env, places):
+    """As in a pool's worker, where os.environ is written by the pool, or by upstream's worker_main.
+
+    Overrides of a YAML file are written as str(value): NVIDIA/TensorRT-LLM#9104.
+    """
+    code = f"{before}import os; os.environ['TRTLLM_PP_PROGRESS'] = {value!r}"
     found, _ = report(env, python=places.python, code=code)
     assert (found["patched"], found["once"]) == (True, True)
 
@@ -224,7 +228,7 @@ import json, os, subprocess, sys
 import report
 subprocess.run([sys.executable, "-c", "import report"], check=True)
 path = os.environ["PYTHONPATH"].split(os.pathsep)
-print(json.dumps(sum(entry.endswith("_bootstrap") for entry in path)))
+print(json.dumps(sum(entry.endswith("bootstrap") for entry in path)))
 """
 
 
@@ -241,7 +245,7 @@ def test_the_command_has_the_launchers_pid(folder_env, places):
 def test_the_users_own_sitecustomize_still_runs(folder_env, places, tmp_path):
     """The one that Python would have run; it sees a sys.path without the bootstrap."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nsys.users = sum('_bootstrap' in entry for entry in sys.path)\n"
+        "import sys\nsys.users = sum('bootstrap' in entry for entry in sys.path)\n"
         "assert __name__ == 'sitecustomize' and sys.modules[__name__].__file__ == __file__\n"
     )
     env = {**folder_env, "PYTHONPATH": f"{folder_env['PYTHONPATH']}{os.pathsep}{tmp_path}"}
@@ -262,7 +266,8 @@ def test_a_users_sitecustomize_that_fails_fails_as_without(folder_env, places, t
 
 def test_a_python_without_the_package_is_told_when_it_matters(env, places):
     """The launcher's command may be another Python: it starts in silence, and says so where upstream is imported."""
-    env = {**env, "PYTHONPATH": f"{places.folder / 'trtllm_pp_progress' / '_bootstrap'}{os.pathsep}{env['PYTHONPATH']}"}
+    bootstrap = places.folder / "trtllm_pp_progress" / "installation" / "bootstrap"
+    env = {**env, "PYTHONPATH": f"{bootstrap}{os.pathsep}{env['PYTHONPATH']}"}
     assert run([places.bare_python, "-c", ""], {**env, **ON}).stderr == ""
     found, said = report({**env, **ON}, python=places.bare_python)
     assert not found["patched"]
@@ -338,5 +343,5 @@ def test_the_wheel_has_the_files_that_the_ways_in_need(places):
     (site,) = places.venv.glob("lib/python*/site-packages")
     assert (site / "trtllm_pp_progress.pth").read_text() == f"import {GATE}\n"
     assert (site / f"{GATE}.py").exists()
-    bootstrap = site / "trtllm_pp_progress" / "_bootstrap"
+    bootstrap = site / "trtllm_pp_progress" / "installation" / "bootstrap"
     assert [path.name for path in bootstrap.iterdir() if path.name != "__pycache__"] == ["sitecustomize.py"]

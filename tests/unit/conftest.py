@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import fakes
 import pytest
 
-from trtllm_pp_progress import _install, _table
+from trtllm_pp_progress.door.server import DOOR
+from trtllm_pp_progress.installation import install as _install
+from trtllm_pp_progress.installation.records import INSTALLED
+from trtllm_pp_progress.mpi import facts, lifecycle
+from trtllm_pp_progress.progress.keeper import KEEPER
 
 
 @pytest.fixture(autouse=True)
@@ -20,16 +25,32 @@ def _clean(monkeypatch):
     _reset()
     faults, fakes.FAULTS[:] = list(fakes.FAULTS), []
     assert faults == []
+    assert [thread for thread in threading.enumerate() if thread.name == "pp-keeper"] == []
 
 
 def _reset() -> None:
-    _install.uninstall()
-    _install._refused.clear()
-    _install._hooked = False
-    _table.ABANDONED.clear()
+    try:
+        _install.uninstall()
+    finally:
+        INSTALLED.clear()
+        _install._refused.clear()
+        KEEPER.stop()  # and join its thread
+        KEEPER._clear()
+        DOOR.close()
+        DOOR._answers.clear()
+        lifecycle._announced.clear()
+        facts._ended = False
 
 
 @pytest.fixture
 def clock():
     """Return a clock that only pauses move."""
     return fakes.FakeClock()
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """Return the list of what is given to the keeper, which does not get it."""
+    given = []
+    monkeypatch.setattr(KEEPER, "keep", given.append)
+    return given

@@ -9,10 +9,10 @@ import pytest
 import trtllm_pp_progress
 
 PACKAGE = Path(trtllm_pp_progress.__file__).parent
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if "native" not in path.parts)
+FILES = sorted(PACKAGE.rglob("*.py"))
 
-ROOT = PACKAGE.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("perf/*.md")])
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("perf/**/*.md")])
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,13 +12,28 @@ def pytest_report_header() -> str:
     return f"vllm {version('vllm')}, torch {version('torch')}"
 
 
+@pytest.fixture
+def seen(monkeypatch):
+    """Return what is seen of a worker, which a test changes through `seen.facts`; leave no attachment behind."""
+    from test_gates import GOOD
+
+    from trtllm_pp_progress.vllm import shape
+    from trtllm_pp_progress.vllm.attachment import attachments
+
+    seen = SimpleNamespace(facts=GOOD)
+    monkeypatch.setattr(shape, "observe", lambda worker: seen.facts)
+    yield seen
+    for attachment in list(attachments):
+        attachment.detach()
+
+
 @pytest.fixture(scope="session")
 def stock_run():
     """Return a scenario's outcome under stock vLLM."""
     import vllm.v1.worker.gpu.model_runner  # noqa: F401  imported once here, and so never in a rank
     from pp_world import run
 
-    import trtllm_pp_progress.vllm._attach  # noqa: F401
+    import trtllm_pp_progress.vllm.attachment  # noqa: F401
 
     outcomes = {}
 

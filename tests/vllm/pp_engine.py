@@ -9,6 +9,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
 
 
 @dataclass
@@ -37,11 +42,14 @@ class Step:
 
     rows: list[Row] = field(default_factory=list)
     freed: list[tuple[int, int]] = field(default_factory=list)  # request, slot
+    finished_req_ids: set[int] = field(default_factory=set)  # of those freed; the others were preempted
     added: list[tuple[int, int]] = field(default_factory=list)
     drafts: bool = False
     compiling: frozenset[int] = frozenset()  # ranks on which a kernel of this step is loaded for the first time
     boundary: str = ""  # a call of the worker before this step
     silence: bool = False  # no call after this step until everything under way has ended
+    drain: bool = False  # no call before this step until every result is there, as when requests are paused and kept
+    deferred: bool = False  # sampled only once an older result is there, as with structured output
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -74,6 +82,8 @@ class Load:
     lulls: float = 0.04  # no arrivals until all is done
     boundaries: float = 0.0
     compiles: float = 0.0  # of a rank
+    drains: float = 0.0
+    deferrals: float = 0.0
     drafts: int = 0
 
 
@@ -92,7 +102,8 @@ class _Scheduler:
 
     def run(self) -> list[Step]:
         steps = [self.step(now) for now in range(self.load.steps)]
-        last = Step(freed=[(r.number, r.slot) for r in self.live], silence=True)
+        freed = [(request.number, request.slot) for request in self.live]
+        last = Step(freed=freed, finished_req_ids={number for number, _ in freed}, silence=True)
         return [*steps, last]
 
     def step(self, now: int) -> Step:
@@ -102,6 +113,8 @@ class _Scheduler:
         if self.load.compiles:
             ranks = range(self.pp_size)
             step.compiling = frozenset(rank for rank in ranks if self.dice.random() < self.load.compiles)
+        step.drain = bool(self.load.drains) and self.dice.random() < self.load.drains
+        step.deferred = bool(self.load.deferrals) and self.dice.random() < self.load.deferrals
         self.end(now, step)
         self.arrive(step)
         if self.dice.random() >= self.load.empties:
@@ -117,7 +130,9 @@ class _Scheduler:
                 continue
             self.live.remove(request)
             step.freed.append((request.number, request.slot))
-            if preempted and request.ends < 0:
+            if not preempted or request.ends >= 0:
+                step.finished_req_ids.add(request.number)
+            else:
                 length = max(request.length, request.prompt)
                 self.waiting.append(_Request(request.number, length, max(request.most, length + 1)))
 
@@ -149,3 +164,17 @@ class _Scheduler:
                 request.eligible = now + self.pp_size
                 if request.length >= request.most:
                     request.ends = now + self.dice.choice((1, 1, self.pp_size))  # its last result may never be consumed
+
+
+def batch_of(step: Step, drafts: int) -> Any:
+    """Return what vLLM's input batch says of a step, as far as the handler reads it."""
+    slots = np.array([row.slot for row in step.rows])
+    prefill = np.array([row.prefill for row in step.rows])
+    computed = np.array([row.computed for row in step.rows])
+    decoding = sum(not row.prefilling for row in step.rows)
+    return SimpleNamespace(
+        num_reqs=len(step.rows), idx_mapping=torch.from_numpy(slots), idx_mapping_np=slots,
+        num_computed_tokens_np=computed, num_scheduled_tokens=np.array([row.tokens for row in step.rows]),
+        prefill_len_np=prefill, max_seq_len_np=np.array([row.most for row in step.rows]),
+        is_prefilling_np=computed < prefill, num_draft_tokens=drafts * decoding,
+    )  # fmt: skip

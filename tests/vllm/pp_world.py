@@ -29,7 +29,7 @@ import fake_cuda
 import numpy as np
 import torch
 from fake_cuda import Cuda
-from pp_engine import Load, Step, plan
+from pp_engine import Load, Step, batch_of, plan
 
 torch.set_num_threads(1)  # and so no pool of threads that a fork would lose
 
@@ -54,6 +54,7 @@ class Scenario:
     real_runner: bool = False  # vLLM's own update_pp_decode_requests and sample_tokens on ranks that receive
     stops: int = -1  # the step in which the last rank's process is stopped dead
     patience: float = 60.0  # of every wait, in seconds
+    ahead: int = 8  # broadcasts that the transport is said to take without a receiver; gloo takes none
 
     @property
     def stock(self) -> Scenario:
@@ -166,7 +167,7 @@ class _Rank:
         """Return a worker with the surface that the policy sees, and attach the policy to it."""
         config = SimpleNamespace(
             parallel_config=SimpleNamespace(pipeline_parallel_size=self.scenario.pp_size),
-            scheduler_config=SimpleNamespace(async_scheduling=True),
+            scheduler_config=SimpleNamespace(max_num_seqs=SLOTS),
         )
         self.live: dict[int, int] = {}
         self.runner = _real_runner() if self.scenario.real_runner else SimpleNamespace()
@@ -183,15 +184,17 @@ class _Rank:
         if policies and (arguments := policies[self.rank]) is not None:
             import sabotage
 
-            from trtllm_pp_progress.vllm import _gates, _install
+            from trtllm_pp_progress.vllm import attach, attachment, shape
+            from trtllm_pp_progress.vllm.transport import Transport
 
-            observe = _gates.observe
-            _gates.observe = lambda worker: replace(
-                observe(worker), platform="cuda", backend="nccl", runner=_gates.RUNNER, handler=_gates.HANDLER
+            attachment.transport_here = lambda platform, per_step, size: Transport(self.scenario.ahead, per_step)
+            observe = shape.observe
+            shape.observe = lambda worker: replace(
+                observe(worker), platform="cuda", backend="nccl", runner=shape.RUNNER, handler=shape.HANDLER
             )
             if self.scenario.sabotage:
                 getattr(sabotage, self.scenario.sabotage)()
-            _install.attach(worker, **arguments)
+            attach(worker, **arguments)
         return worker
 
     def run(self) -> Outcome:
@@ -246,7 +249,7 @@ class _Rank:
         for work in self.sends:
             fake_cuda.wait(work)
         self.handler.broadcast_stream.synchronize()
-        from trtllm_pp_progress.vllm._attach import attachments
+        from trtllm_pp_progress.vllm.attachment import attachments
 
         self.outcome.status = next((attachment.status() for attachment in attachments), {})
 
@@ -285,7 +288,7 @@ class _Rank:
             self.sends.append(torch.distributed.isend(sent, dst=self.rank + 1, group=self.group))
 
     def sample_tokens(self, step: Step) -> None:
-        batch = _batch(step, self.scenario.load.drafts)
+        batch = batch_of(step, self.scenario.load.drafts)
         spec = bool(self.scenario.load.drafts) and (step.drafts or not self.takes_drafts)
         if not self.last and self.scenario.real_runner:
             self.runner.execute_model_state = _State(input_batch=batch, num_spec_tokens_to_schedule=int(spec))
@@ -376,19 +379,6 @@ def _real_runner() -> Any:
     return runner
 
 
-def _batch(step: Step, drafts: int) -> Any:
-    slots = np.array([row.slot for row in step.rows])
-    prefill = np.array([row.prefill for row in step.rows])
-    computed = np.array([row.computed for row in step.rows])
-    decoding = sum(not row.prefilling for row in step.rows)
-    return SimpleNamespace(
-        num_reqs=len(step.rows), idx_mapping=torch.from_numpy(slots), idx_mapping_np=slots,
-        num_computed_tokens_np=computed, num_scheduled_tokens=np.array([row.tokens for row in step.rows]),
-        prefill_len_np=prefill, max_seq_len_np=np.array([row.most for row in step.rows]),
-        is_prefilling_np=computed < prefill, num_draft_tokens=drafts * decoding,
-    )  # fmt: skip
-
-
 def _pipeline_group(pp_size: int, rank: int, meeting: str) -> Any:
     """Set vLLM's own groups up over gloo, and return the one for activations."""
     import vllm.utils.torch_utils as torch_utils
@@ -419,14 +409,14 @@ def _handler_class(path: str) -> Any:
     return module.PPHandler
 
 
-def policy(receive: Any, placement: str = "post-model", **more: Any) -> dict[str, Any]:
+def policy(receive: Any, **more: Any) -> dict[str, Any]:
     """Return the arguments of one rank's policy."""
-    return {"receive": receive, "placement": placement, **more}
+    return {"receive": receive, **more}
 
 
-def everywhere(scenario: Scenario, receive: Any, placement: str = "post-model", **more: Any) -> Scenario:
+def everywhere(scenario: Scenario, receive: Any, **more: Any) -> Scenario:
     """Return the scenario with one policy on every rank."""
-    return replace(scenario, policies=(policy(receive, placement, **more),) * scenario.pp_size)
+    return replace(scenario, policies=(policy(receive, **more),) * scenario.pp_size)
 
 
 def compare(ours: list[Outcome], stock: list[Outcome]) -> None:

@@ -6,19 +6,20 @@ from typing import Any
 
 import torch
 
-from trtllm_pp_progress.vllm._adapter import Receiver
-from trtllm_pp_progress.vllm._policy import Deferral, Saved
+from trtllm_pp_progress.vllm.policy import Deferral, Saved
+from trtllm_pp_progress.vllm.posting import Posting
+from trtllm_pp_progress.vllm.receiver import Receiver
 
 
 def stale_event() -> None:
     """Leave the event of step T in the slot: it covers nothing, and nothing waits for the receive."""
-    put = Receiver._put
+    put = Posting._put
 
-    def late(self: Receiver, saved: Any) -> None:
-        put(self, saved)
+    def late(self: Posting, saved: Any, stream: Any) -> None:
+        put(self, saved, stream)
         saved.slot.event = torch.cuda.Event()
 
-    Receiver._put = late  # type: ignore[method-assign]
+    Posting._put = late  # type: ignore[method-assign]
 
 
 def lazy_event_alone() -> None:
@@ -44,18 +45,22 @@ def no_final_flush() -> None:
 def no_idle_flush() -> None:
     """Keep back what is saved when the engine falls silent."""
     flush = Receiver.flush
-    Receiver.flush = lambda self, reason: 0 if reason == "idle" else flush(self, reason)  # type: ignore[method-assign]
+
+    def all_but_idle(self: Receiver, reason: str, *how: Any, **more: Any) -> int:
+        return 0 if reason == "idle" else flush(self, reason, *how, **more)
+
+    Receiver.flush = all_but_idle  # type: ignore[method-assign]
 
 
 def newest_first() -> None:
     """Post what is due after what is younger."""
-    begin_step = Deferral.begin_step
+    after_model = Deferral.after_model
 
     def backwards(self: Deferral) -> Any:
-        due = begin_step(self)
+        due = after_model(self)
         younger = [slot.event for slot in self.queue if slot is not None and type(slot.event) is Saved]
         for saved in reversed(younger[1:] if due is not None else []):
-            saved.post.__self__._post([saved])
+            saved.post.__self__._posting.post([saved])
         return due
 
-    Deferral.begin_step = backwards  # type: ignore[method-assign]
+    Deferral.after_model = backwards  # type: ignore[method-assign]

@@ -55,6 +55,7 @@ class PPHandler:
     """Receives `broadcasts` tensors a step, as vLLM's does, and keeps a slot for each step."""
 
     is_last_rank = False
+    needed = True
 
     def __init__(self, depth=4, broadcasts=2):
         self.main_stream, self.broadcast_stream = Stream(), Stream()
@@ -67,9 +68,12 @@ class PPHandler:
         pass
 
     def broadcast(self, *args):
+        for number in range(2 if self.needed else 0):
+            torch.distributed.broadcast(("sent", number), src=3, group=self.broadcast_group)
         return "sent"
 
     def broadcast_drafts(self, *args):
+        torch.distributed.broadcast("drafts", src=3, group=self.broadcast_group)
         return "drafts sent"
 
     def receive(self, needed=True):
@@ -101,10 +105,11 @@ def make_worker(handler, calls=None):
         model_runner=runner,
         vllm_config=SimpleNamespace(
             parallel_config=SimpleNamespace(pipeline_parallel_size=4),
-            scheduler_config=SimpleNamespace(async_scheduling=True),
+            scheduler_config=SimpleNamespace(max_num_seqs=256),
         ),
     )
     for name in ("compile_or_warm_up_model", "execute_model", "shutdown", "sleep", "wake_up", "synchronize_device",
-                 "update_weights", "execute_dummy_batch", "check_health"):  # fmt: skip
+                 "update_weights", "execute_dummy_batch", "check_health",
+                 "take_draft_token_ids"):  # fmt: skip
         setattr(worker, name, lambda *args, name=name: (calls.append(name), name)[1])
     return worker

@@ -9,9 +9,10 @@ import pytest
 import torch
 from stubs import Event, PendingRecv, PPHandler, Stream
 
-from trtllm_pp_progress.vllm._adapter import Receiver, _replacing
-from trtllm_pp_progress.vllm._source import Source
-from trtllm_pp_progress.vllm._stats import StreamTimer
+from trtllm_pp_progress.vllm.receiver import Receiver
+from trtllm_pp_progress.vllm.recording import _replacing
+from trtllm_pp_progress.vllm.source import Source
+from trtllm_pp_progress.vllm.timer import StreamTimer
 
 
 def started(handler, delay=3, **more):
@@ -298,11 +299,12 @@ def test_the_source_posts_as_ever(posted):
     source.activate()
     assert handler.broadcast("tokens") == "sent"
     assert handler.broadcast_drafts("tokens") == "drafts sent"
-    handler.sampled_tokens_broadcast = False
+    handler.needed = False
     assert handler.broadcast("tokens") == "sent"
     assert source.flush("idle") == 0
     counters = source.counters()
     assert (counters["broadcasts"], counters["draft_broadcasts"], counters["residency"]["count"]) == (1, 1, 2)
+    assert counters["collectives"] == len(posted) == 3
     source.deactivate("test")
     assert "broadcast" not in vars(handler)
 
@@ -315,3 +317,90 @@ def test_a_handler_of_this_shape_is_what_the_stub_says():
     handler.queue[-1] = PendingRecv(Event([]), 7)
     assert handler.get_prev_sampled_outputs() is None
     assert handler.get_prev_sampled_outputs() == {"tokens": 7}
+
+
+class TestGivingUp:
+    """What a watch does with a rank that stands still: everything out at once, past what is stuck, and for good."""
+
+    def test_everything_is_posted_beside_the_stuck_streams(self, posted, monkeypatch):
+        """On a stream of its own that waits for nothing; later work goes behind it, and events cover it."""
+        made = []
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device=None, priority=0: made.append(Stream()) or made[-1])
+        handler = PPHandler()
+        receiver = started(handler)
+        steps(handler, 3)
+        waited = list(handler.broadcast_stream.waited)
+        assert receiver.give_up("it stood still", 1.0) == 2
+        (beside,) = made
+        assert beside.waited == []
+        assert beside.issued == posted[2:] == [(step, number) for step in (2, 3) for number in (0, 1)]
+        assert handler.queue[-1].event.covers == beside.issued
+        assert len(handler.broadcast_stream.waited) == len(waited) + 1  # for what was posted beside it
+        assert not receiver.active
+
+    def test_it_is_for_good(self, posted, monkeypatch):
+        """The handler's own methods are back, and no later warm-up starts the policy again."""
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device=None, priority=0: Stream())
+        handler = PPHandler()
+        receiver = started(handler)
+        steps(handler, 3)
+        receiver.give_up("it stood still", 1.0)
+        receiver.activate()
+        assert (receiver.active, receiver.trouble) == (False, "it stood still")
+        assert "receive" not in vars(handler)
+        steps(handler, 2)
+        assert [step for step, number in posted if number == 0] == [1, 2, 3, 4, 5]
+        assert receiver.counters()["posts_by_reason"] == {"flush_stall": 2, "prime": 1}
+
+    def test_a_step_in_the_middle_of_its_own_is_not_overtaken(self, posted, monkeypatch):
+        """The order would be anybody's guess: nothing is posted then, and whoever asked is told."""
+        handler = PPHandler()
+        receiver = started(handler)
+        steps(handler, 3)
+        inside, leave, stock = threading.Event(), threading.Event(), PPHandler.receive
+
+        def receive(self, needed=True):
+            inside.set()
+            assert leave.wait(10)
+            return stock(self, needed)
+
+        receiver.deactivate("test")
+        monkeypatch.setattr(PPHandler, "receive", receive)
+        receiver.activate()
+        handler.get_prev_sampled_outputs()
+        thread = threading.Thread(target=handler.receive)
+        thread.start()
+        assert inside.wait(10)
+        assert receiver.give_up("it stood still", 0.01) == -1
+        assert receiver.flush("quiet", patience_s=0.01) == 0
+        assert receiver.active
+        leave.set()
+        thread.join(10)
+        assert receiver.give_up("it stood still", 1.0) == 0  # the first of an activation is posted at once
+
+
+def test_a_step_without_a_model_posts_what_is_due_at_its_end(posted):
+    """Nothing follows on which it could ride, and a rank that waits for it may get no further step."""
+    handler = PPHandler()
+    receiver = started(handler, delay=2)
+    steps(handler, 2)
+    handler.get_prev_sampled_outputs()
+    receiver.end_empty_step()
+    assert [step for step, number in posted if number == 0] == [1]
+    handler.get_prev_sampled_outputs()
+    receiver.end_empty_step()
+    assert [step for step, number in posted if number == 0] == [1, 2]
+    counters = receiver.counters()
+    assert counters["posts_by_reason"] == {"empty": 1, "prime": 1}
+    assert counters["age_at_post"] == {0: 1, 2: 1}
+
+
+def test_a_flush_may_keep_the_newest(posted):
+    """As many as the transport takes anyhow."""
+    handler = PPHandler()
+    receiver = started(handler)
+    steps(handler, 4)
+    assert receiver.held == 3
+    assert receiver.flush("test", keep=3) == 0
+    assert receiver.flush("test", keep=1) == 2
+    assert (posted[-1], receiver.held) == ((3, 1), 1)

@@ -9,11 +9,11 @@ from functools import wraps
 import pytest
 from stubs import PPHandler, make_worker
 
-from trtllm_pp_progress.vllm._gates import HANDLER, RUNNER, Facts, refusal, unknown_shape
+from trtllm_pp_progress.vllm.shape import HANDLER, RUNNER, Facts, refusal, unknown_shape
 
 GOOD = Facts(
-    pp_size=4, rank=0, platform="cuda", runner=RUNNER, pooling=False, async_scheduling=True, handler=HANDLER,
-    backend="nccl", unknown_shape="",
+    pp_size=4, rank=0, platform="cuda", runner=RUNNER, pooling=False, handler=HANDLER, backend="nccl",
+    unknown_shape="",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def test_both_platforms_pass(platform):
         ({"runner": "vllm.v1.worker.gpu_model_runner.GPUModelRunner"}, "gpu_model_runner.GPUModelRunner"),
         ({"runner": "vllm_omni.runner.OmniRunner"}, "OmniRunner"),
         ({"pooling": True}, "pooling"),
-        ({"async_scheduling": False}, "async scheduling is off"),
+        ({"defers_itself": True}, "VLLM_PP_DEFER_SAMPLED_TOKEN_RECV"),
         ({"handler": "vllm_ascend.pp.AscendHandler"}, "AscendHandler"),
         ({"backend": "gloo"}, "backend is gloo"),
         ({"backend": "mpi"}, "backend is mpi"),
@@ -47,8 +47,8 @@ def test_every_gate_has_its_own_words(change, words):
 
 
 def test_the_reasons_differ():
-    """No two gates can be mistaken for each other."""
-    changes = ({"pp_size": 1}, {"platform": "cpu"}, {"runner": "x"}, {"pooling": True}, {"async_scheduling": False},
+    """No two shape can be mistaken for each other."""
+    changes = ({"pp_size": 1}, {"platform": "cpu"}, {"runner": "x"}, {"pooling": True}, {"defers_itself": True},
                {"handler": "x"}, {"backend": "gloo"}, {"unknown_shape": "x"})  # fmt: skip
     assert len({refusal(replace(GOOD, **change)) for change in changes}) == len(changes)
 

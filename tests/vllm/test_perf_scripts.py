@@ -7,12 +7,9 @@ import json
 import socket
 
 import pytest
-from test_receive_trace import load
 
+from receive import ab, model, overhead, residency, residency_rows
 from trtllm_pp_progress.vllm import uninstall
-
-ab, model, residency = load("receive_ab"), load("receive_model"), load("receive_residency")
-overhead = load("receive_overhead")
 
 
 class TestAB:
@@ -25,18 +22,14 @@ class TestAB:
         assert len(lines) == 6
         assert len({line.partition("vllm ")[2].replace("output-len 2", "output-len 1") for line in lines}) == 1
         assert all("--no-enable-prefix-caching" in line and "--async-scheduling" in line for line in lines)
-        assert [line.split()[0].partition("=")[2] for line in lines[:3]] == ["off", "3", "rank-aware"]
+        assert [line.split()[0].partition("=")[2] for line in lines[:3]] == ["off", "2", "rank-aware"]
 
     def test_the_arms_are_settings(self):
         """What an arm puts into the environment is what the package takes."""
-        from trtllm_pp_progress.vllm._settings import load_settings
+        from trtllm_pp_progress.vllm.settings import load_settings
 
         found = [load_settings(arm.environment) for arm in ab.arms(4)]
-        assert [(settings.receive, settings.placement) for settings in found] == [
-            ("off", "post-model"),
-            (3, "pre-model"),
-            ("rank-aware", "post-model"),
-        ]
+        assert [settings.receive for settings in found] == ["off", 2, "rank-aware"]
 
     def test_the_command_is_one_that_vllm_takes(self):
         """Each long option appears in the installed vLLM's sources."""
@@ -194,7 +187,7 @@ class TestResidency:
     def test_without_a_gpu_it_says_so(self, capsys):
         """The answer is one line and 2, not a traceback."""
         assert residency.main([]) == 2
-        assert "receive_residency: needs" in capsys.readouterr().err
+        assert "receive-residency: needs" in capsys.readouterr().err
 
     def row(self, arm, **more):
         """Return a row of a measurement that meets every threshold."""
@@ -212,7 +205,7 @@ class TestResidency:
             wrong=0,
             age=0.0,
         )
-        return residency.Row(**{**values, **more})
+        return residency_rows.Row(**{**values, **more})
 
     @pytest.mark.parametrize(
         ("change", "miss"),
@@ -227,14 +220,20 @@ class TestResidency:
     def test_each_threshold_can_be_missed(self, change, miss):
         """Residency, wait, model time and values are judged one by one."""
         rows = [self.row("none"), self.row("immediate"), self.row("pre-model"), self.row("post-model", **change)]
-        found = residency.verdicts(rows)
+        found = residency_rows.verdicts(rows)
         assert (miss is None and not found) or (len(found) == 1 and miss in found[0])
-        assert len(residency.table(rows).splitlines()) == 6
+        assert len(residency_rows.table(rows).splitlines()) == 6
+
+    @pytest.mark.parametrize(("share", "nothing"), [(0.9, 0), (0.1, 1)])
+    def test_a_receive_that_is_hardly_resident_proves_nothing(self, share, nothing):
+        """Posting it later can save nothing then, and that is said."""
+        rows = [self.row("none"), self.row("immediate", share=share), self.row("post-model")]
+        assert len(residency_rows.proves_nothing(rows)) == nothing
 
     def test_medians(self):
         """Fields take their own median, and no wrong value gets lost in it."""
         rows = [self.row("none", model_ms=value, wrong=wrong) for value, wrong in ((1.0, 0), (9.0, 2), (2.0, 0))]
-        assert (residency.median(rows).model_ms, residency.median(rows).wrong) == (2.0, 2)
+        assert (residency_rows.median(rows).model_ms, residency_rows.median(rows).wrong) == (2.0, 2)
 
 
 def test_the_overhead_benchmark_runs(monkeypatch, capsys):
@@ -242,7 +241,7 @@ def test_the_overhead_benchmark_runs(monkeypatch, capsys):
     import torch
     from vllm.v1.worker.gpu import pp_utils
 
-    from trtllm_pp_progress.vllm import _gates
+    from trtllm_pp_progress.vllm import shape as _shape
 
     for owner, name in (
         (torch.cuda, "Stream"),
@@ -252,7 +251,7 @@ def test_the_overhead_benchmark_runs(monkeypatch, capsys):
         (torch.Tensor, "record_stream"),
         (torch.distributed, "broadcast"),
         (pp_utils, "get_pp_group"),
-        (_gates, "observe"),
+        (_shape, "observe"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     try:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pp_progress.vllm._policy import Deferral, Lost, Saved, Tally, delay_for
+from trtllm_pp_progress.vllm.policy import Deferral, Lost, Saved, Tally, delay_for
 
 POLICIES = [(depth, delay) for depth in range(2, 9) for delay in range(1, depth)]
 

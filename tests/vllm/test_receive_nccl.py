@@ -13,9 +13,9 @@ import pytest
 import torch
 import vllm.v1.worker.gpu.pp_utils as pp_utils
 from fake_cuda import Cuda
-from test_receive_trace import load
 
-nccl = load("receive_nccl")
+from receive import nccl
+from receive.carried import handler_class
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_without_a_launcher_or_gpus_it_says_so(carried, monkeypatch, capsys):
 def test_loading_the_class_leaves_vllm_as_it_was(carried):
     """The stand-ins are gone afterwards: what was imported is found again, what was not is not there."""
     before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
-    cls = nccl.handler_class(Path(carried), None)
+    cls = handler_class(Path(carried), None)
     assert cls is not pp_utils.PPHandler
     assert cls.__name__ == "PPHandler"
     after = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}

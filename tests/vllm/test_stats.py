@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from trtllm_pp_progress.vllm._stats import StreamTimer
+from trtllm_pp_progress.vllm.timer import StreamTimer
 
 
 class FakeEvent:

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from trtllm_pp_progress.vllm._watch import StallWatch
+from trtllm_pp_progress.vllm.stall_watch import StallWatch
 
 
 class World:

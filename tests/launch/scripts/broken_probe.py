@@ -6,7 +6,7 @@ import signal
 import sys
 
 from trtllm_pp_progress import cli
-from trtllm_pp_progress.probe import _start
+from trtllm_pp_progress.tools.probe import start as _start
 
 HOW = sys.argv.pop(1)
 FAIL = {
@@ -23,16 +23,16 @@ def guard(*args):
     steps = real_guard(*args)
     from mpi4py import MPI
 
-    from trtllm_pp_progress.probe import _measure
+    from trtllm_pp_progress.tools.probe.link import Link
 
-    real_row = _measure.Link.row
+    real_read = Link.read
 
-    def row(link, size):
+    def read(link, size):
         if size == 100_000 and MPI.COMM_WORLD.Get_rank() == 1:
             FAIL[HOW]()
-        return real_row(link, size)
+        return real_read(link, size)
 
-    _measure.Link.row = row
+    Link.read = read
     return steps
 
 

@@ -10,8 +10,8 @@ from mpi4py import MPI
 from outside import Line
 from rings import until
 
-from trtllm_pp_progress._mixin import engine_of
-from trtllm_pp_progress.host import Dist, Host, PPCommTag
+from trtllm_pp_progress.pyexecutor.attachment import engine_of
+from trtllm_pp_progress.tools.host import Dist, PPCommTag, Sampled
 
 RANK = MPI.COMM_WORLD.Get_rank()
 
@@ -43,9 +43,12 @@ def await_send(executor, slot):
 
 
 @contextlib.contextmanager
-def limited():
-    """Run a block; its deadline shows the stacks and ends the job."""
-    faulthandler.dump_traceback_later(float(os.environ["SHUTDOWN_LIMIT_S"]), exit=True)
+def limited(early_s=0.0):
+    """Run a block; its deadline shows the stacks and ends the job.
+
+    The first rank to do so keeps the others from showing theirs: one whose stacks matter shows them `early_s` before.
+    """
+    faulthandler.dump_traceback_later(float(os.environ["SHUTDOWN_LIMIT_S"]) - early_s, exit=not early_s)
     yield
     faulthandler.cancel_dump_traceback_later()
 
@@ -76,7 +79,7 @@ class Forgetful(Dist):
         if tag == PPCommTag.SAMPLE_STATE:
             step, self._received = self._received, self._received + 1
             if step >= self._step:
-                return Host([step], b"", step, time.monotonic()), []
+                return Sampled([step], b"", step, time.monotonic()), []
         return super().recv_object(src, tag)
 
 

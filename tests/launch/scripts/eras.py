@@ -12,8 +12,8 @@ from doubles.world import PPCommTag, mpi_comm
 from lives import double_of, generate
 from rings import until
 
-from trtllm_pp_progress._mixin import engine_of
-from trtllm_pp_progress.host import Host
+from trtllm_pp_progress.pyexecutor.attachment import engine_of
+from trtllm_pp_progress.tools.host import Sampled
 
 STEPS = 4
 SIZE = 1_000_000
@@ -38,7 +38,7 @@ class Leaver(MPIDist):
         if tag == PPCommTag.SAMPLE_STATE and self.is_first_pp_rank:
             self.received += 1
             if self.received == STEPS:
-                return Host([STEPS - 1], b"", STEPS - 1, time.monotonic()), [[STEPS - 1]]
+                return Sampled([STEPS - 1], b"", STEPS - 1, time.monotonic()), [[STEPS - 1]]
         return super().recv_object(src, tag)
 
 
@@ -65,7 +65,7 @@ def collective(comm, line, era, patched, settings):
     """Generate with a collective in every iteration, as the consensus of disaggregated serving is."""
     with double_of(comm, era, patched, payload_bytes=SIZE, settings=settings, is_async=False) as executor:
         executor.top_of_loop = lambda: mpi_comm().Barrier()
-        with limited():
+        with limited(early_s=float(comm.rank == comm.size - 1)):
             executor.start_worker()
             if comm.rank == 0:
                 tokens = generate(executor, STEPS, comm.size)

@@ -10,7 +10,7 @@ from common import Forgetful, arguments, await_send, begin, say
 from mpi4py import MPI
 from rings import executor_of, generate
 
-from trtllm_pp_progress.host import Dist
+from trtllm_pp_progress.tools.host import Dist
 
 STEPS = 4
 

@@ -5,10 +5,10 @@ Usage: last_send.py POLICY|exit-wait gone|late COUNT LEAVER DEADLINE_S
 
 import time
 
-from common import Forgetful, arguments, begin, close, say, succeed
+from common import Forgetful, arguments, await_send, begin, close, say, succeed
 from rings import executor_of, generate
 
-from trtllm_pp_progress.host import Dist, Host, HostExecutor, PPCommTag
+from trtllm_pp_progress.tools.host import Dist, HostExecutor, PPCommTag, Sampled
 
 STEPS = 4
 SIZE = 1_000_000
@@ -31,7 +31,7 @@ class ExitWait(HostExecutor):
 def sent(executor, step, posted):
     """Return what the last rank sent in a step."""
     payloads = executor.stage._payloads
-    return Host([step], payloads[step % len(payloads)], step, posted)
+    return Sampled([step], payloads[step % len(payloads)], step, posted)
 
 
 def main():
@@ -47,6 +47,8 @@ def main():
     ) as executor:
         if comm.rank == 0:
             generate(executor, STEPS)
+        if policy.startswith("patched") and comm.rank == (int(leaver) - 1) % comm.size:
+            await_send(executor, STEPS - 1)  # or the cleanup may miss it, and it is let go: see let_go.py
         line.meet()  # the deadline of a shutdown is for the shutdown alone
         seconds = close(executor)
         if leaves and receiver == "late":

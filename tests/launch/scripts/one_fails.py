@@ -8,7 +8,7 @@ import sys
 
 from mpi4py import MPI
 
-from trtllm_pp_progress.host import abort_on_failure
+from trtllm_pp_progress.tools.job.world import abort_on_failure
 
 comm = MPI.COMM_WORLD
 with abort_on_failure(comm) if sys.argv[1] == "guarded" else contextlib.nullcontext():

@@ -17,5 +17,6 @@ def look(_):
 
 if __name__ == "__main__":
     late = {name.removeprefix("LATE_"): value for name, value in os.environ.items() if name.startswith("LATE_")}
-    with MPIPoolExecutor(max_workers=WORKERS, path=sys.path, env=late) as pool:
+    arguments = ["-c", os.environ["BOOTSTRAP"]] if "BOOTSTRAP" in os.environ else None
+    with MPIPoolExecutor(max_workers=WORKERS, path=sys.path, env=late, python_args=arguments) as pool:
         list(pool.map(look, range(WORKERS)))
