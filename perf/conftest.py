@@ -1,35 +1,26 @@
-"""pytest's side of perf/test_perf.py: its options and its cases."""
+"""pytest's side of perf/test_perf.py: its one option, and which cases are run."""
 
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
+import shlex
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-NAMES = ("engine", "model", "scale", "requests", "output", "policies", "repeat", "link", "host-work-ms", "payload")
-NAMES += ("compare", "transport", "check", "good", "timeout", "json")
-
 
 def pytest_addoption(parser: Any) -> None:
-    """Take the command's options as pytest's, named --perf-..."""
-    group = parser.getgroup("perf case")
-    group.addoption("--perf-case", action="append", default=[], help="a case id; may be repeated")
-    for name in NAMES:
-        group.addoption(f"--perf-{name}", help=f"--{name} of perf/test_perf.py")
+    """Take the command line of `python perf/test_perf.py` as one option."""
+    parser.addoption("--perf", default="", metavar="ARGUMENTS", help="the options of python perf/test_perf.py")
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
-    """One test a case: those of --perf-case or of the node ids that were asked for, else the published one."""
+    """One test a case: those whose ids stand in the node ids that were asked for, else the published one."""
     if "perf_case" in metafunc.fixturenames:
-        from perf_case.case import PUBLISHED
+        from case.ids import PUBLISHED
 
         named = [found for argument in metafunc.config.args for found in re.findall(r"::test_perf\[(.*)\]$", argument)]
-        cases = metafunc.config.getoption("--perf-case") or named or [PUBLISHED]
+        cases = named or [PUBLISHED]
         metafunc.parametrize("perf_case", cases, ids=cases)
 
 
@@ -44,6 +35,5 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 @pytest.fixture
 def perf_arguments(request: Any) -> list[str]:
-    """Return the command line that says the same."""
-    given = {name: request.config.getoption(f"--perf-{name}") for name in NAMES}
-    return [part for name, value in given.items() if value is not None for part in (f"--{name}", value)]
+    """Return the options as a command line."""
+    return shlex.split(request.config.getoption("--perf"))

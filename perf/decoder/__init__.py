@@ -23,6 +23,7 @@ __all__ = [
     "ModelError",
     "Rendezvous",
     "Spec",
+    "StageModel",
     "Text",
     "WireError",
     "build",
@@ -35,6 +36,7 @@ __all__ = [
 
 HEAVY = {
     "DecoderStage": "stages",
+    "StageModel": "layers",
     "build": "stages",
     "Rendezvous": "wire",
     "WireError": "wire",

@@ -1,6 +1,6 @@
 """Prove the pipeline's tokens and measure its stages, without MPI: one process a stage.
 
-    python -m decoder.selfcheck --model smollm2 --stages 4 --in-flight 4 --tokens 24
+    python perf decoder --model smollm2 --stages 4 --in-flight 4 --tokens 24
 
 prints the time of each stage and of the unsplit model, and exits 1 if a token differs.
 """
@@ -28,7 +28,7 @@ PROMPTS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the pipeline with the unsplit model and print timings; 0 if equal, 1 if not, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="decoder.selfcheck", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python perf decoder", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2", help="smollm2, qwen3-random:SIZE or a checkpoint directory")
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--in-flight", type=int, default=1, help="microbatches under way")
@@ -68,7 +68,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     equal = expected == [request.tokens for request in requests]
     print(f"tokens {'equal' if equal else 'DIFFER'}, wrong payloads {pipeline.wrong}")
     return int(not equal or pipeline.wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

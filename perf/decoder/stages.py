@@ -9,18 +9,18 @@ import torch
 
 from decoder import payload as payloads
 from decoder.convert import prepare
-from decoder.layers import DTYPES, Chunk, StageModel
+from decoder.layers import Chunk, StageModel
 from decoder.spec import Spec, cut
 from decoder.wire import Wire
 
 if TYPE_CHECKING:
-    from trtllm_pp_progress.host import Host, Request
+    from trtllm_pp_progress.tools.host import Request, Sampled
 
 __all__ = ["DecoderStage", "build"]
 
 
 class DecoderStage:
-    """One pipeline stage of a decoder (see `trtllm_pp_progress.host.Stage`); the last one samples greedily.
+    """One pipeline stage of a decoder (see `trtllm_pp_progress.tools.host.Stage`); the last one samples greedily.
 
     A request of which nothing is computed is a prompt to run whole; else it continues from its last token. Batches are
     checked in the order they were sampled in. `make_host` builds what travels the ring.
@@ -43,10 +43,10 @@ class DecoderStage:
         self._rows = self._wire.receive(timeout)
         return self._rows is not None
 
-    def forward(self, requests: Sequence[Request]) -> Host | None:
+    def forward(self, requests: Sequence[Request]) -> Sampled | None:
         """Run one batch and send the rows on, or sample; an empty batch is passed on as no rows, and not sampled.
 
-        Returns a Host on the last stage, else None. ValueError if the activation is not of this batch.
+        Returns a Sampled on the last stage, else None. ValueError if the activation is not of this batch.
         """
         rows, self._rows = self._rows, None
         chunks = [_chunk(request) for request in requests]
@@ -65,14 +65,14 @@ class DecoderStage:
         tokens = output.argmax(dim=-1).tolist()
         step, self._sampled = self._sampled, self._sampled + 1
         data = payloads.pack(self._payload, tokens, output.cpu().numpy(), step)
-        host: Host = self._make_host(tokens, data, step)
+        host: Sampled = self._make_host(tokens, data, step)
         return host
 
     def taken(self, timeout: float | None) -> bool:
         """Return at once: the wire takes an activation whether or not the next stage is there."""
         return True
 
-    def check(self, host: Host) -> int:
+    def check(self, host: Sampled) -> int:
         """Return 1 if the sample state is not the one due, or its payload not that of its tokens; else 0."""
         due, self._checked = self._checked, self._checked + 1
         return int(host.step != due or payloads.wrong(host.payload, host.new_tokens, host.step))
@@ -87,11 +87,12 @@ class DecoderStage:
 
 
 def build(
-    model: str | Spec,
+    model: str | Spec | StageModel,
     rank: int,
     size: int,
     address: str = "",
     *,
+    here: str = "127.0.0.1",
     payload: str | int = payloads.NONE,
     dtype: str = "float32",
     device: str = "cpu",
@@ -100,21 +101,24 @@ def build(
 ) -> DecoderStage:
     """Build stage `rank` of `size` of a model, holding only its own weights, and connect it with its neighbours.
 
-    `address` is that of the pipeline's Rendezvous, the same on all ranks (not needed for one stage); the call is
-    collective. `threads` is torch's number for this process: one a rank, as ranks share the cores. Raises ModelError,
-    WireError, ValueError (payload).
+    A name or a Spec is read as `dtype` onto `device`; a StageModel is taken as it is, so that weights which were read
+    once serve one pipeline after the other.
+    `address` is that of the pipeline's Rendezvous, the same on all ranks (not needed for one stage), `here` the one at
+    which its neighbours reach this rank; the call is collective. `threads` is torch's number for this process: one a
+    rank, as ranks share the cores. Raises ModelError, WireError, ValueError (payload).
     """
     payloads.parse(payload)  # before the weights are read
-    spec = model if isinstance(model, Spec) else prepare(model)
-    cut(spec, size)
     torch.set_num_threads(threads)
+    if not isinstance(model, StageModel):
+        spec = model if isinstance(model, Spec) else prepare(model)
+        cut(spec, size)
+        model = StageModel(spec, rank, size, device=device, dtype=dtype)
     if make_host is None:
-        from trtllm_pp_progress.host import Host  # starts MPI, which a pipeline without it never needs
+        from trtllm_pp_progress.tools.host import Sampled  # starts MPI, which a pipeline without it never needs
 
-        make_host = Host
-    stage = StageModel(spec, rank, size, device=device, dtype=dtype)
-    wire = Wire(rank, size, address, stage.hidden, DTYPES[dtype])
-    return DecoderStage(stage, wire, payload, make_host)
+        make_host = Sampled
+    wire = Wire(rank, size, address, model.hidden, model.dtype, here)
+    return DecoderStage(model, wire, payload, make_host)
 
 
 def _chunk(request: Request) -> Chunk:

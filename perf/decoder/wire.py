@@ -27,7 +27,7 @@ class WireError(RuntimeError):
 
 
 class Rendezvous:
-    """Where the stages of one pipeline find each other: a store on this machine, held by one rank until all closed."""
+    """Where the stages of one pipeline find each other: a store at an address of this host, kept until all closed."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
@@ -39,26 +39,28 @@ class Wire:
 
     Construction is collective: it waits at most a minute for the other stages. `send` and `receive` are for one thread
     (the executor's); a second, daemon thread sits in the blocking receive, so that a timeout never touches the pair.
-    A pipeline of one stage connects to nothing.
+    `here` is the address at which the neighbours reach this stage. A pipeline of one stage connects to nothing.
     """
 
-    def __init__(self, rank: int, size: int, address: str, row: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, rank: int, size: int, address: str, row: int, dtype: torch.dtype, here: str = "127.0.0.1"
+    ) -> None:
         self._rank, self._size, self._row, self._dtype = rank, size, row, dtype
         self._inline = INLINE * row * dtype.itemsize
         self._arrived: queue.Queue[torch.Tensor | WireError] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._closed = False
         if size > 1:
-            self._group = self._connect(address)
+            self._group = self._connect(address, here)
         if rank > 0:
             self._thread = threading.Thread(target=self._receive_loop, name="activation-receiver", daemon=True)
             self._thread.start()
 
-    def _connect(self, address: str) -> Any:
+    def _connect(self, address: str, here: str) -> Any:
         host, _, port = address.rpartition(":")
         # A group of its own, not torch's default one: that stays free, and a process may build pipelines repeatedly.
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=here)]
         options._timeout = CONNECT
         try:
             store = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=CONNECT)

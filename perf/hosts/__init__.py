@@ -1,0 +1,1 @@
+"""Faults between hosts: what becomes of the ring, and how it ends."""

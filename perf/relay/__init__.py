@@ -1,0 +1,1 @@
+"""The model-free ring: what a hop costs, and what the settings of the drive do."""
