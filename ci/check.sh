@@ -7,5 +7,5 @@ bin=.venv/openmpi/bin
 "$bin/ruff" check .
 "$bin/mypy"
 "$bin/codespell"
-for script in ci/*.sh .ci/run; do bash -n "$script"; done
+for script in ci/*.sh ci/hosts/*.sh .ci/run; do bash -n "$script"; done
 echo "checks passed"

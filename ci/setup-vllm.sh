@@ -13,20 +13,19 @@ fi
 started=$SECONDS
 python=${PYTHON:-python3.11}
 "$python" -m venv "$venv"
-pip() { "$venv/bin/pip" --disable-pip-version-check "$@"; }
+pip() { bash ci/quiet.sh "$venv/pip.log" timeout 1800 "$venv/bin/python" -m pip "$@"; }
 # vLLM wants another torch and GPU packages; its handler and model runner import without them.
-pip install -q "torch==2.13.0"
-pip install -q --no-deps "vllm==0.33.0"
-pip install -q "torch==2.13.0" numpy wrapt pytest pytest-timeout pytest-xdist hypothesis mypy ruff packaging psutil pyzmq urllib3 regex \
+pip install "torch==2.13.0"
+pip install --no-deps "vllm==0.33.0"
+pip install "torch==2.13.0" numpy wrapt pytest pytest-timeout pytest-xdist hypothesis mypy ruff packaging psutil pyzmq urllib3 regex \
     pydantic cbor2 transformers aiohttp requests openai_harmony openai pillow pybase64 cachetools msgspec cloudpickle \
-    uvloop py-cpuinfo prometheus-client xgrammar fastapi partial_json_parser llguidance einops 2>&1 |
-    grep -v "^vllm .* requires\|dependency conflicts" >&2 || true
+    uvloop py-cpuinfo prometheus-client xgrammar fastapi partial_json_parser llguidance einops
 "$venv/bin/python" -c "import torch, vllm.v1.worker.gpu.model_runner" >/dev/null
 for release in 0.28.0 0.30.0 0.31.0 0.32.0; do
     folder=$venv/releases/$release
     [ -f "$folder/pp_utils.py" ] && continue
     wheel=$(mktemp -d)
-    pip download -q --no-deps -d "$wheel" "vllm==$release"
+    pip download --no-deps -d "$wheel" "vllm==$release"
     "$venv/bin/python" - "$wheel" "$folder" <<'PY'
 import pathlib, sys, zipfile
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the native understudy with warnings as errors, run its stress driver under ThreadSanitizer, and prove with a
+# Build the native part with warnings as errors, run its stress driver under ThreadSanitizer, and prove with a
 # planted race that the sanitizer would have spoken. Usage: ci/tsan.sh [TURNS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,9 +9,9 @@ trap 'rm -rf "$work"' EXIT
 warnings=(-std=c11 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror)
 compile() { "${CC:-gcc}" "${warnings[@]}" -pthread "$@"; }
 
-compile -O2 -shared -fPIC -o "$work/understudy.so" trtllm_pp_progress/native/understudy.c
-if nm -D --undefined-only "$work/understudy.so" | grep -E ' (_?Py|P?MPI_)'; then
-    echo "understudy.c must use neither Python nor MPI by name" >&2
+compile -O2 -shared -fPIC -o "$work/native.so" trtllm_pp_progress/driver/native_thread.c
+if nm -D --undefined-only "$work/native.so" | grep -E ' (_?Py|P?MPI_)'; then
+    echo "native_thread.c must use neither Python nor MPI by name" >&2
     exit 1
 fi
 compile -g -O1 -fsanitize=thread -o "$work/stress" tests/native/stress.c
