@@ -147,6 +147,7 @@ class Life:
         elif end == "uninstalled":
             trtllm_pp_progress.uninstall(cls)
             executor.shutdown()
+            self._comm.Barrier()  # the last sends are upstream's, which waits for none: they move while a rank is in MPI
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[None]:
