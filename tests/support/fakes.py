@@ -262,11 +262,16 @@ class FakeNative:
     def __init__(self, silence_s: float = 0.0) -> None:
         self.silence_s, self.armed, self.runs, self.ticks = silence_s, False, True, 0
         self.told: list[str] = []
+        self._failed = ""
 
     @property
     def state(self) -> str:
-        """Say whether it is armed."""
-        return "armed" if self.armed else "idle"
+        """Say whether it is armed, or how it failed."""
+        return self._failed or ("armed" if self.armed else "idle")
+
+    def fails(self, how: str) -> None:
+        """Step in no more."""
+        self.runs, self._failed = False, how
 
     def driven(self, planned_s: float = 0.0) -> None:
         """Be armed."""

@@ -28,7 +28,7 @@ class Driver:
         self._native: NativeDriver | None = None
         self.tester: NativeTester | None = None
         self.silences, self.longest_silence_s = 0, 0.0
-        self._off = self._crowded = False
+        self._off = self._crowded = self._ended = False
         self.reason = "selected" if mode == "poll" else "not started"
 
     def start(self, crowded: bool) -> None:
@@ -36,6 +36,7 @@ class Driver:
 
         `crowded`: threads share cores, so step in later. On the main thread, once MPI is initialised. Never raises.
         """
+        self._ended = False
         if self._mode == "poll" or self.native:
             return
         self._crowded = crowded
@@ -85,13 +86,14 @@ class Driver:
 
     def overslept(self, late_s: float) -> None:
         """Take note that a Python driver came back so much too late, if nobody stepped in for it."""
-        if late_s >= LATE_S and not self.native:
+        if late_s >= LATE_S and not (self.native or self._ended):
             self.silences += 1
             self.longest_silence_s = max(self.longest_silence_s, late_s)
-            self._say(self.silences, self.longest_silence_s, self.reason)
+            self._say(self.silences, self.longest_silence_s, self.reason if self._native is None else self._native.state)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """End the native driver, waiting for it `timeout_s` seconds (default: as long as an exit may take)."""
+        self._ended = True  # what is still pending is upstream's or the keeper's
         if self._native is not None:
             self._native.stop(*(() if timeout_s is None else (timeout_s,)))
 

@@ -255,9 +255,12 @@ def test_with_a_native_driver_a_silence_is_none(natives):
     assert driver.silences == 0
     said = []
     driver._say = lambda *told: said.append(told)
-    natives[0].runs = False
+    natives[0].fails("failed (MPI_Iprobe returned 5)")
     driver.overslept(1.0)
-    assert (driver.silences, said) == (1, [(1, 1.0, "selected")])
+    assert (driver.silences, said) == (1, [(1, 1.0, "failed (MPI_Iprobe returned 5)")])
+    driver.stop()  # as an uninstall does under a relay that sleeps
+    driver.overslept(1.0)
+    assert driver.silences == 1
 
 
 # On the executor
