@@ -26,6 +26,7 @@ logger = logging.getLogger("trtllm_pp_progress")
 
 PREFIX = "trtllm_pp_progress_"
 VLLM = PREFIX + "vllm_"
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # in small letters in prometheus-client 0.9
 
 Sample = tuple[str, str, str, dict[str, str], float]  # name, kind, help, labels, value
 
@@ -115,8 +116,8 @@ def register(registry: Any = None) -> StatusCollector:
     except ImportError as error:
         raise ImportError("no prometheus_client: pip install prometheus-client") from error
     registry = REGISTRY if registry is None else registry
-    if os.environ.get("PROMETHEUS_MULTIPROC_DIR") and registry is REGISTRY:
-        text = "PROMETHEUS_MULTIPROC_DIR is set: what is scraped then is not the default registry, nor these metrics"
+    if registry is REGISTRY and any(os.environ.get(name) for name in (MULTIPROCESS, MULTIPROCESS.lower())):
+        text = f"{MULTIPROCESS} is set: what is scraped then is not the default registry, nor these metrics"
         logger.warning("%s; name the registry that is, or let `trtllm-pp-progress export` serve them", text)
     collector = StatusCollector()
     registry.register(collector)

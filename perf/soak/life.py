@@ -147,7 +147,7 @@ class Life:
         elif end == "uninstalled":
             trtllm_pp_progress.uninstall(cls)
             executor.shutdown()
-            self._comm.Barrier()  # the last sends are upstream's, which waits for none: they move while a rank is in MPI
+            self._comm.Barrier()  # the last sends are upstream's, which waits for none: it is MPI that moves them
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[None]:

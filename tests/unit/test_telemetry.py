@@ -191,14 +191,20 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch):
         telemetry.register()
 
 
+@pytest.mark.parametrize("variable", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
 @pytest.mark.parametrize("named", [False, True], ids=["by default", "by name"])
-def test_case_85_with_a_multiprocess_registry_the_default_one_is_warned_of(named, monkeypatch, tmp_path, caplog):
-    """LMCache/LMCache#621: what is scraped then is a registry with a MultiProcessCollector, which knows files alone."""
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+def test_case_85_with_a_multiprocess_registry_the_default_one_is_warned_of(
+    named, variable, monkeypatch, tmp_path, caplog
+):
+    """LMCache/LMCache#621: what is scraped then is a registry with a MultiProcessCollector, which knows files alone.
+
+    prometheus-client 0.9 knows the variable in small letters only.
+    """
+    monkeypatch.setenv(variable, str(tmp_path))
     collector = telemetry.register(REGISTRY if named else None)
     try:
         assert "trtllm-pp-progress export" in caplog.text
-        assert "trtllm_pp_progress" not in generate_latest(multiprocess_registry()).decode()
+        assert "trtllm_pp_progress" not in generate_latest(multiprocess_registry(str(tmp_path))).decode()
     finally:
         REGISTRY.unregister(collector)
 
@@ -206,17 +212,17 @@ def test_case_85_with_a_multiprocess_registry_the_default_one_is_warned_of(named
 def test_case_85_the_registry_that_is_scraped_has_them(workers, monkeypatch, tmp_path, caplog):
     """Named, it exports them beside what the files say, and nothing is warned of; docs/watch.md says how."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    registry = multiprocess_registry()
+    registry = multiprocess_registry(str(tmp_path))
     telemetry.register(registry)
     assert 'trtllm_pp_progress_vllm_steps_total{rank="3",role="source"} 41.0' in generate_latest(registry).decode()
     assert caplog.text == ""
     assert "the one that your MultiProcessCollector is in" in (DASHBOARD.parent / "watch.md").read_text()
 
 
-def multiprocess_registry():
+def multiprocess_registry(path):
     """Return what prometheus_client's manual has a process scrape that is one of several."""
     registry = CollectorRegistry()
-    MultiProcessCollector(registry)
+    MultiProcessCollector(registry, path)
     return registry
 
 

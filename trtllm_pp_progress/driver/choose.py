@@ -89,7 +89,8 @@ class Driver:
         if late_s >= LATE_S and not (self.native or self._ended):
             self.silences += 1
             self.longest_silence_s = max(self.longest_silence_s, late_s)
-            self._say(self.silences, self.longest_silence_s, self.reason if self._native is None else self._native.state)
+            reason = self.reason if self._native is None else self._native.state
+            self._say(self.silences, self.longest_silence_s, reason)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """End the native driver, waiting for it `timeout_s` seconds (default: as long as an exit may take)."""
