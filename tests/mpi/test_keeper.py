@@ -43,7 +43,7 @@ def let_go_by_none(exchange):
     thread.join(LIMIT_S)
     assert not thread.is_alive(), "the loop's end waits for a send"
     assert exchange.table[0] is None
-    assert not exchange.engine.pending
+    assert not exchange.engine.pending()
     assert exchange.engine.abandoned == []
     gc.collect()
 

@@ -34,7 +34,7 @@ def test_a_send_is_seen_complete_and_its_slot_cleared(comm, way, size, mode):
         exchange.assert_received(exchange.left, size)
         exchange.wait(slot)
         assert exchange.table[slot] is None
-    assert not exchange.engine.pending
+    assert not exchange.engine.pending()
     assert exchange.counters["posts"] == exchange.counters["completions"] == 2
     assert exchange.counters["failed"] == exchange.counters["unknown"] == 0
     assert exchange.engine.retire()
@@ -135,7 +135,7 @@ def test_a_send_stays_tracked_until_a_test_says_so_although_it_was_received(comm
     exchange.assert_received(exchange.left, KIB * KIB)
     comm.Barrier()
     assert exchange.table[0] is not None
-    assert exchange.engine.pending
+    assert exchange.engine.pending()
     exchange.wait(0)
     assert exchange.table[0] is None
 

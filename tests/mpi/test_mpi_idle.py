@@ -136,7 +136,7 @@ def test_with_nothing_pending_the_relay_thread_never_wakes(comm, line, policy, m
         relay, queue = executor.broadcast_sample_state_handler, executor.executed_batch_queue
         assert isinstance(queue, RelayQueue)
         fall_asleep(relay)
-        assert not engine_of(executor).pending
+        assert not engine_of(executor).pending()
         line.meet()
         driver, natives = engine_of(executor).driver, native_threads() - others
         assert len(natives) == (runs == "native")

@@ -229,10 +229,11 @@ class FakeDriver:
         """Note it."""
         self.told.append("start")
 
-    def arm(self, planned_s: float = 0.0) -> None:
+    def arm(self, planned_s: float = 0.0) -> bool:
         """Note it."""
         self.told.append("arm")
         self.planned += [planned_s] if planned_s else []
+        return self.native
 
     def rest(self, pending: Callable[[], bool], receiving: bool = False) -> None:
         """Note whether it could rest."""
@@ -273,10 +274,11 @@ class FakeNative:
         """Step in no more."""
         self.runs, self._failed = False, how
 
-    def driven(self, planned_s: float = 0.0) -> None:
+    def driven(self, planned_s: float = 0.0) -> bool:
         """Be armed."""
         self.told.append("driven")
         self.armed = True
+        return self.runs
 
     def receiving(self) -> None:
         """Note it."""

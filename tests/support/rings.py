@@ -85,7 +85,7 @@ def assert_all_sent(executor):
     """
     engine = engine_of(executor)
     assert engine.abandoned == []
-    assert not engine.pending
+    assert not engine.pending()
     missing = 0
     for name, counters in engine.status()["tables"].items():
         missing += counters["posts"] - counters["completions"]

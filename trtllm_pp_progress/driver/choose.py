@@ -59,10 +59,12 @@ class Driver:
         """Whether a native thread steps in now."""
         return self._native is not None and self._native.runs
 
-    def arm(self, planned_s: float = 0.0) -> None:
-        """Note that a send is pending and was driven just now; it will be again in `planned_s` seconds."""
-        if self._native is not None and not self._off:
-            self._native.driven(planned_s)
+    def arm(self, planned_s: float = 0.0) -> bool:
+        """Note that a send is pending and was driven just now; it will be again in `planned_s` seconds.
+
+        Tells whether a native thread will step in.
+        """
+        return self._native is not None and not self._off and self._native.driven(planned_s)
 
     def turn(self, on: bool) -> None:
         """Let the native driver sleep whatever is pending, or let it be armed again."""

@@ -56,17 +56,18 @@ class NativeDriver:
             raise DriverUnavailableError(f"the native thread does not start: {os.strerror(failed)}")
         _live.add(self)
 
-    def driven(self, planned_s: float = 0.0) -> None:
-        """Note that a send is pending, was driven just now, and will be again in `planned_s` seconds."""
+    def driven(self, planned_s: float = 0.0) -> bool:
+        """Note that a send is pending, was driven just now, and will be again in `planned_s` seconds; return `runs`."""
         thread, shared, driven_ns = get_ident(), self._shared, monotonic_ns() + int(planned_s * 1e9)
         # The timer never waits for longer than driven_ns said last: a pause that was cut short sets it anew.
         if shared.timed and thread == self._armed_by and driven_ns >= shared.active_ns:
             shared.driven_ns = shared.active_ns = driven_ns
             if shared.timed:  # still: the thread looks at driven_ns once it has unset its timer
-                return
+                return not (shared.stopping or shared.error)
         if not self._child:
             self._armed_by = thread
             self._library.arm(self._address, int(planned_s * 1e9))
+        return self.runs
 
     def receiving(self) -> None:
         """Note that the relay goes into a receive with a send pending: the thread steps in later."""

@@ -16,12 +16,13 @@ AS_LONG_AS_IT_TAKES = 1 << 62  # rounds
 class NativeTest:
     """Tests one send at a time; one thread at a time may use it."""
 
-    __slots__ = ("_address", "_call", "_mpi", "_requests", "_shared")
+    __slots__ = ("_address", "_call", "_mpi", "_requests", "_shared", "used")
 
     def __init__(self, call: Any, mpi: Any, function: int, yields: bool) -> None:
         self._call, self._mpi = call, mpi
         self._shared = SharedTest(test=function, yields=yields)
         self._address, self._requests = ctypes.addressof(self._shared), self._shared.requests
+        self.used = 0  # tests that the last call made
 
     def __call__(self, request: Any, rounds: int, limit_s: float, stop: int | None = None) -> bool:
         """Test a pkl5 request at most `rounds` times and for `limit_s`; tell whether it is complete.
@@ -33,14 +34,10 @@ class NativeTest:
             requests[place] = address_of(part)
         shared.count, shared.rounds, shared.limit_ns, shared.stop = len(request), rounds, int(limit_s * 1e9), stop
         complete = bool(self._call(self._address))
+        self.used = shared.used
         if shared.error:
             raise self._mpi.Exception(shared.error)
         return complete
-
-    @property
-    def used(self) -> int:
-        """How many tests the last call made."""
-        return int(self._shared.used)
 
     @property
     def moved(self) -> bool:

@@ -132,6 +132,7 @@ def uninstall(target: type | None = None) -> list[str]:
                 logger.error("a test of a send is stuck in MPI: it is left behind")
         restored += record.patch.names
         record.patch.revert()
+        record.forget_values()
     return restored
 
 

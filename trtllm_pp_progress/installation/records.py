@@ -10,7 +10,7 @@ from typing import Any
 
 from trtllm_pp_progress.patching.patch import Patch
 from trtllm_pp_progress.progress.engine import Engine
-from trtllm_pp_progress.pyexecutor.attachment import engine_of
+from trtllm_pp_progress.pyexecutor.attachment import Values, attachment_of, engine_of
 from trtllm_pp_progress.pyexecutor.shape import Compatibility
 from trtllm_pp_progress.settings.core import Settings
 
@@ -29,6 +29,12 @@ class Record:
     def engines(self) -> list[Engine]:
         """Return the engines of its living executors."""
         return [engine for executor in list(self.executors) if (engine := engine_of(executor))]
+
+    def forget_values(self) -> None:
+        """Have a later install read the exchanged attributes anew: upstream may assign them until then."""
+        for executor in list(self.executors):
+            if (attachment := attachment_of(executor)) is not None:
+                attachment.values = Values(executor)
 
 
 LOCK = threading.RLock()  # of whoever installs or uninstalls; never held while a test may be stuck

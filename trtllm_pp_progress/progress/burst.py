@@ -15,6 +15,7 @@ from trtllm_pp_progress.progress.table import clear_slot
 __all__ = ["DRIVE_S", "SLOW_TESTS", "SLOW_TEST_S", "UNCERTAIN_POLLS", "Burst", "SlowTestError"]
 
 DRIVE_S = 0.001  # then a burst ends, whatever is left of its budget
+MOVING_S = 0.01  # the same where a batch ends it at once: what begins a burst takes 5 to 10 % of DRIVE_S
 SLOW_TEST_S = 0.025  # longer than a test waits for the GIL, as a rule
 SLOW_TESTS = 8  # in a row: then a kind of handle is left to upstream's wait (pmodels/mpich#6836 is of that kind)
 UNCERTAIN_POLLS = 10_000  # then a handle that may only complete in wait() is left to upstream's wait
@@ -69,7 +70,8 @@ class Burst:
         started, used = self._clock(), 1
         try:
             if self._takes(sends, record.handle):
-                done = sends.native(record.handle, most, DRIVE_S, stop)  # type: ignore[misc]
+                limit_s = DRIVE_S if stop is None else MOVING_S
+                done = sends.native(record.handle, most, limit_s, stop)  # type: ignore[misc]
                 used, self.moved = sends.native.used, self.moved or sends.native.moved  # type: ignore[union-attr]
             else:
                 done = record.completion.done()
@@ -95,7 +97,7 @@ class Burst:
         Nothing is made or looked up for it: for waits on upstream's critical path, and sends that are on their way.
         """
         handle = handles[slot]
-        if not self._takes(sends, handle) or sends.is_left(slot, handle):
+        if not self._takes(sends, handle) or (sends.left and sends.is_left(slot, handle)):
             return False
         native = sends.native
         assert native is not None
@@ -105,7 +107,7 @@ class Burst:
             if done := native(handle, rounds, limit_s):
                 sends.finished(slot, handle, self._clock())
                 if handles[slot] is handle:
-                    clear_slot(handles, slot)
+                    list.__setitem__(handles, slot, None)  # clear_slot, without a call
             else:
                 self._judge(sends, handle, (self._clock() - started) / native.used)
         except Exception as error:

@@ -70,15 +70,18 @@ class Engine:
         self.tables[name] = table = HandleTable(name, handles, self.posted)
         return table
 
-    @property
     def pending(self) -> bool:
-        """Whether any send may be pending."""
+        """Tell whether any send may be pending."""
         if self.retired:
             return False
         for table in list(self.tables.values()):
             if table.sends.fresh or table.sends.pending:
                 return True
         return bool(self.posting)
+
+    def rest(self, receiving: bool = False) -> None:
+        """Let the native driver sleep unless a send is pending; `receiving`: see Driver.rest."""
+        self.driver.rest(self.pending, receiving)
 
     # Driving
 
@@ -105,7 +108,7 @@ class Engine:
         for table in list(self.tables.values()):
             if (known := len(table.sends)) and self.clock() < ends:
                 self._drive(table, table.sends, known if once else self.settings.max_polls, stop=stop)
-        return not self.pending
+        return not self.pending()
 
     def settle(self, handles: Any, slot: int, rounds: int = AS_LONG_AS_IT_TAKES) -> bool:
         """Drive one slot as a wait does: for up to DRIVE_S where tests take no GIL; tell whether it is clear."""
@@ -165,8 +168,8 @@ class Engine:
                 if not self.settle(table, slot, self.settings.max_polls):
                     self.driver.arm()
                 return
-            self.driver.arm()  # not before others can see the send: a rest() of theirs would undo it
-            if not self.driver.native:  # nobody else drives; a relay that wakes for nothing contends for the GIL
+            # Not before others can see the send: a rest() of theirs would undo it.
+            if not self.driver.arm():  # nobody else drives; a relay that wakes for nothing contends for the GIL
                 self.relay.wake()
 
     # Waiting
@@ -195,7 +198,7 @@ class Engine:
         for table in list(self.tables.values()):
             table.sends.off = self.off
         self.driver.turn(on)
-        if on and self.pending:
+        if on and self.pending():
             self.driver.arm()
             self.relay.wake()
 
@@ -236,10 +239,9 @@ class Engine:
 
     def status(self) -> dict[str, Any]:
         """Return the counters of each table, its pending sends (slot, age in seconds) and the abandoned ones."""
+        seen = {"number": self.number, "rank": self.log.identify()[0], "off": self.off, "driver": self.driver.status()}
         tables = {name: table.sends.describe(self.clock()) for name, table in list(self.tables.items())}
-        abandoned = [send.describe() for send in list(self.abandoned)]
-        seen = {"number": self.number, "rank": self.log.identify()[0], "off": self.off}
-        return {**seen, "driver": self.driver.status(), "tables": tables, "abandoned": abandoned}
+        return {**seen, "tables": tables, "abandoned": [send.describe() for send in list(self.abandoned)]}
 
     def sends_of(self, handles: Any) -> Sends:
         """Return what is known of the sends of a table, or of a plain list of before the patch."""

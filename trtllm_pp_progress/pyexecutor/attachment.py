@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from trtllm_pp_progress.mpi.cores import crowded
@@ -20,7 +21,7 @@ from trtllm_pp_progress.pyexecutor.ranges import annotate
 from trtllm_pp_progress.pyexecutor.shape import QUEUE, Action, Compatibility, examine
 from trtllm_pp_progress.settings.core import Settings
 
-__all__ = ["Attachment", "attach", "attachment_of", "engine_of"]
+__all__ = ["NAME", "Attachment", "Unattached", "Values", "attach", "attachment_of", "engine_of"]
 
 logger = logging.getLogger("trtllm_pp_progress")
 
@@ -29,12 +30,38 @@ NAME = "_pp_progress"
 _creating = threading.RLock()  # a garbage collection inside may end an executor, which comes back here
 
 
+class Values:
+    """What an executor's exchanged attributes are read from: here C code finds them without a call of Python's.
+
+    What is not here is where a plain attribute would be, or missing: an executor may be older than the install.
+    """
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = weakref.ref(executor)
+
+    def __getattr__(self, name: str) -> Any:
+        executor = self._executor()
+        try:
+            return vars(executor)[name]
+        except KeyError:
+            kind = type(executor).__name__
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=executor) from None
+
+
+class Unattached:
+    """Stands on the class for the attachment that an executor does not have."""
+
+    def __get__(self, executor: Any, owner: type | None = None) -> Any:
+        return self if executor is None else SimpleNamespace(values=Values(executor))
+
+
 @dataclass(eq=False)
 class Attachment:
     """One executor's engine, its class's verdict, and once its worker has started its own."""
 
     engine: Engine
     of_class: Compatibility
+    values: Values
     drains: Drains | None = None
     _verdict: Compatibility | None = None
 
@@ -93,7 +120,7 @@ def attach(
         if (attachment := attachment_of(executor)) is None:
             engine = Engine(settings, Log(_identity(executor)))
             annotate(engine)
-            attachment = vars(executor)[NAME] = Attachment(engine, of_class)
+            attachment = vars(executor)[NAME] = Attachment(engine, of_class, Values(executor))
             weakref.finalize(executor, engine.let_go, alone=True).atexit = False
             born(executor)
         return attachment

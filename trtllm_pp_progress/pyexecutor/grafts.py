@@ -11,13 +11,14 @@ import functools
 import queue
 import threading
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from trtllm_pp_progress.patching.patch import Graft
 from trtllm_pp_progress.progress.engine import Engine
 from trtllm_pp_progress.progress.slot_wait import begin_end, wait_for_slot
 from trtllm_pp_progress.progress.table import HandleTable
-from trtllm_pp_progress.pyexecutor.attachment import Attachment, attach, attachment_of, engine_of
+from trtllm_pp_progress.pyexecutor.attachment import NAME, Attachment, Unattached, attach, attachment_of, engine_of
 from trtllm_pp_progress.pyexecutor.pumped_queue import TICK_S, PumpedQueue
 from trtllm_pp_progress.pyexecutor.ranges import ranged
 from trtllm_pp_progress.pyexecutor.relay_queue import RelayQueue
@@ -66,6 +67,7 @@ class Grafts:
             *(self._exchanged(name, self._table) for name in TABLES),
             *(self._exchanged(name, self._sender) for name in SENDERS),
             self._exchanged(QUEUE, self._queue),
+            Graft(self._cls, NAME, lambda original: Unattached()),
         ]
 
     def _attachment(self, executor: Any, ends: bool = False) -> Attachment:
@@ -91,16 +93,16 @@ class Grafts:
         @functools.wraps(original)
         def wait_on_pp_send_handles(executor: Any, send_handles: Any, microbatch_id: int) -> Any:
             relaying: Engine | None = getattr(_inside, "relaying", None)
-            if relaying is not None and relaying.relay.is_current():
+            if by_thread := relaying is not None and relaying.relay.is_current():
                 # The isend is next, and before its request is in a slot the executor may take the GIL and keep it.
                 relaying.posting.add(threading.get_ident())
                 relaying.driver.arm()
             if send_handles[microbatch_id] is None:
                 return None
 
-            if (seen := attachment_of(executor)) is not None and seen.engine.finish(send_handles, microbatch_id):
-                if relaying is None:
-                    seen.engine.driver.rest(lambda: seen.engine.pending)
+            if (seen := vars(executor).get(NAME)) is not None and seen.engine.finish(send_handles, microbatch_id):
+                if not by_thread:
+                    seen.engine.rest()
                 return None  # the usual case, at the least cost
             whose = _whose(executor, send_handles, relaying)
             if whose is Wait.UPSTREAMS:
@@ -119,8 +121,8 @@ class Grafts:
                 self._wait_before_forward(attachment, executor, send_handles, microbatch_id, upstream_wait)
             else:
                 self._wait_for_slot(engine, send_handles, microbatch_id, upstream_wait)
-            if relaying is None:
-                engine.driver.rest(lambda: engine.pending)  # the relay may be back without having seen this send
+            if not by_thread:
+                engine.rest()  # the relay may be back without having seen this send
 
         return wait_on_pp_send_handles
 
@@ -134,8 +136,9 @@ class Grafts:
                 return original(executor, *args, **kwargs)
             finally:
                 _inside.relaying = None
-                engine.posting.discard(threading.get_ident())
-                engine.driver.rest(lambda: engine.pending)
+                if engine.posting:
+                    engine.posting.discard(threading.get_ident())
+                    engine.rest()
 
         return _ring_broadcast_sample_state
 
@@ -153,24 +156,20 @@ class Grafts:
     def _exchanged(self, name: str, exchange: Callable[[Any, str, Any], Any]) -> Graft:
         """Return a property that keeps the exchanged value where a plain attribute would be.
 
-        So removing the property leaves executors working.
+        So removing the property leaves executors working. It reads a second copy, for upstream reads its tables some 20
+        times a token: a call of Python's takes ten times as long there as one of C's.
         """
 
-        def read(executor: Any) -> Any:
-            try:
-                return executor.__dict__[name]
-            except KeyError:
-                kind = type(executor).__name__
-                raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=executor) from None
-
         def assign(executor: Any, value: Any) -> None:
-            vars(executor)[name] = value if over_torch(executor) else exchange(executor, name, value)
+            value = vars(executor)[name] = value if over_torch(executor) else exchange(executor, name, value)
+            setattr(getattr(executor, NAME).values, name, value)
 
         def delete(executor: Any) -> None:
             if vars(executor).pop(name, delete) is delete:
                 raise AttributeError(name)
+            vars(getattr(executor, NAME).values).pop(name, None)
 
-        return Graft(self._cls, name, lambda original: property(read, assign, delete))
+        return Graft(self._cls, name, lambda original: property(attrgetter(f"{NAME}.values.{name}"), assign, delete))
 
     def _table(self, executor: Any, name: str, value: Any) -> Any:
         return self._attachment(executor).engine.table(name, value) if type(value) is list else value

@@ -83,10 +83,10 @@ class RelayQueue(queue.Queue[Any]):
         engine = self._engine
         if item is None:
             engine.let_go()
-        elif drove or engine.pending:
+        elif drove or engine.pending():
             if not (engine.relay.out or engine.off):
                 engine.drive(once=True)  # what is complete is to be known, or the native driver would act for nothing
-            engine.driver.rest(lambda: engine.pending, receiving=True)
+            engine.rest(receiving=True)
 
     def _wait_for_item(self, pause_for: Iterator[float] | None, moving: bool) -> Iterator[float] | None:
         """Sleep, the lock released: until there is an item or a post, or for the next pause where a send is pending."""
@@ -99,7 +99,7 @@ class RelayQueue(queue.Queue[Any]):
             if not moving and (pause := next(pause_for)):
                 self._pause(pause)
             return pause_for
-        engine.driver.rest(lambda: engine.pending)
+        engine.rest()
         self._wait(self.not_empty, None)
         relay.wakes()
         return None
@@ -108,7 +108,7 @@ class RelayQueue(queue.Queue[Any]):
         engine = self._engine
         if engine.relay.out or engine.off or (self._inline and engine.driver.native):
             return False
-        return engine.pending
+        return engine.pending()
 
     def _drive(self) -> bool:
         return self._engine.drive(stop=ctypes.addressof(self._filled))

@@ -108,7 +108,7 @@ def test_at_exit_the_relay_leaves_mpi(executor):
     tests = executor.dist.sent[0].tests
     relay.wake()
     assert slept.acquire(timeout=LIMIT_S)
-    assert (executor.dist.sent[0].tests, engine_of(executor).pending) == (tests, True)
+    assert (executor.dist.sent[0].tests, engine_of(executor).pending()) == (tests, True)
     executor.shutdown()
 
 

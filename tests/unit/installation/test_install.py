@@ -30,6 +30,7 @@ GRAFTED = {
     "wait_on_pp_send_handles",
     "_ring_broadcast_sample_state",
     "_executor_loop_cleanup",
+    "_pp_progress",
     *TABLES,
     *SENDERS,
     QUEUE,

@@ -91,16 +91,16 @@ def test_a_kind_of_handle_that_is_slow_again_and_again_is_not_polled_any_more(lo
     rig = Rig()
     first = rig.post(slow(rig, 0.05))
     for tests in range(1, SLOW_TESTS + 1):
-        assert rig.engine.pending
+        assert rig.engine.pending()
         rig.engine.drive()
         assert first.tests == tests
-    assert not rig.engine.pending
+    assert not rig.engine.pending()
     rig.engine.drive()
     assert (first.tests, rig.table[0], rig.counters.unknown) == (SLOW_TESTS, first, 1)
     second, third = rig.post(slow(rig, 0.05), 1), rig.post(slow(rig, 0.05), 2)
     for _ in range(5):
         rig.engine.drive()
-    assert (second.tests, third.tests, rig.engine.pending) == (1, 1, False)
+    assert (second.tests, third.tests, rig.engine.pending()) == (1, 1, False)
     (said,) = log()
     assert f"rank {RANK}" in said
     assert "a test of a FakeRequest takes 0.050 s again and again" in said
@@ -136,7 +136,7 @@ def test_single_slow_tests_change_nothing(quick, log):
         rig.post(FakeRequest(NEVER), 1)
     for _ in range(10 * SLOW_TESTS):
         rig.engine.drive()
-    assert (rig.engine.pending, rig.counters.unknown) == (True, 0)
+    assert (rig.engine.pending(), rig.counters.unknown) == (True, 0)
     assert handle.tests > SLOW_TESTS
     assert [said for said in log() if "pending for" not in said] == []
 
@@ -220,7 +220,7 @@ def test_a_work_that_only_completes_in_wait_is_not_polled_for_ever(many, log):
     rig = Rig(Settings(max_polls=100))
     rig.post(FakeWork(NEVER))
     for _ in range(many // 100):
-        assert rig.engine.pending
+        assert rig.engine.pending()
         rig.engine.drive()
     assert rig.counters.polls == many
     assert rig.engine.drive() is True

@@ -116,9 +116,9 @@ def test_driving_one_slot_leaves_the_others_alone(rig):
 def test_a_drive_is_over_when_all_are_complete(rig):
     """The burst ends with the last completion, and the engine has nothing pending."""
     handles = [rig.post(FakeRequest(after), slot) for slot, after in enumerate([1, 3, 2])]
-    assert rig.engine.pending
+    assert rig.engine.pending()
     assert rig.engine.drive() is True
-    assert not rig.engine.pending
+    assert not rig.engine.pending()
     assert [handle.tests for handle in handles] == [1, 3, 2]
     assert rig.table == [None] * 4
 
@@ -246,7 +246,7 @@ def test_a_test_that_raises_leaves_the_slot_to_upstreams_wait(by_relay, errors, 
     rig.engine.drive()
     assert (handle.tests, rig.counters.failed, rig.table[2]) == (1, 1, handle)
     assert rig.counters.posts == 1
-    assert not rig.engine.pending
+    assert not rig.engine.pending()
     (said,) = log()
     assert "send_handles[2]" in said
     assert "peer gone" in said
@@ -260,12 +260,12 @@ def test_a_test_that_raises_leaves_the_slot_to_upstreams_wait(by_relay, errors, 
 def test_what_the_relay_posts_is_driven_at_once(budget, after):
     """One budget, no longer than until it is complete, and what is not complete then is pending; it wakes nobody."""
     rig, woken = Rig(Settings(max_polls=budget), by_relay=True), []
-    rig.engine.relay.wake = lambda: woken.append(rig.engine.pending)
+    rig.engine.relay.wake = lambda: woken.append(rig.engine.pending())
     handle = rig.post(FakeRequest(after))
     complete = after <= budget
     assert handle.tests == min(budget, after)
     assert (rig.table[0] is None, woken) == (complete, [])
-    assert (rig.counters.completions, rig.counters.drives, rig.engine.pending) == (complete, 1, not complete)
+    assert (rig.counters.completions, rig.counters.drives, rig.engine.pending()) == (complete, 1, not complete)
 
 
 @pytest.mark.parametrize(("native", "woken"), [(False, 1), (True, 0)])
@@ -273,9 +273,9 @@ def test_what_the_relay_posts_is_driven_at_once(budget, after):
 def test_what_another_thread_posts_is_left_to_whoever_drives(native, woken, after):
     """It costs the posting thread no test. A relay asleep is woken for it, unless a native thread would drive."""
     rig, told = Rig(driver=FakeDriver(native)), []
-    rig.engine.relay.wake = lambda: told.append(rig.engine.pending)
+    rig.engine.relay.wake = lambda: told.append(rig.engine.pending())
     handle = rig.post(FakeRequest(after))
-    assert (handle.tests, rig.table[0], rig.engine.pending) == (0, handle, True)
+    assert (handle.tests, rig.table[0], rig.engine.pending()) == (0, handle, True)
     assert told == [True] * woken
     assert rig.counters.drives == 0
 
@@ -285,14 +285,14 @@ def test_a_relay_that_keeps_out_of_mpi_does_not_drive_what_it_posts():
     rig = Rig(by_relay=True)
     rig.engine.relay.out = True
     handle = rig.post(FakeRequest(1))
-    assert (handle.tests, rig.engine.pending) == (0, True)
+    assert (handle.tests, rig.engine.pending()) == (0, True)
 
 
 def test_a_post_that_is_complete_at_once_is_over_with_one_test():
     """An eager send costs the relay one test and nobody anything else, received or not."""
     rig = Rig(by_relay=True)
     handle = rig.post(FakeRequest(0))
-    assert (handle.tests, rig.table[0], rig.engine.pending) == (1, None, False)
+    assert (handle.tests, rig.table[0], rig.engine.pending()) == (1, None, False)
     assert (rig.counters.posts, rig.counters.completions) == (1, 1)
 
 
@@ -304,7 +304,7 @@ SHAPES = [FakeRequest, FakePlainRequest, FakeWork, lambda after: [FakeRequest(af
 def test_a_post_is_pending_before_anybody_is_told(shape, who):
     """Whatever its shape: a rest() of another thread between the two would leave the driver at rest."""
     rig, seen = Rig(), []
-    setattr(rig.driver if who == "arm" else rig.engine.relay, who, lambda: seen.append(rig.engine.pending))
+    setattr(rig.driver if who == "arm" else rig.engine.relay, who, lambda: seen.append(rig.engine.pending()))
     rig.post(shape(2))
     assert seen == [True]
     assert rig.engine.drive() is True
@@ -318,7 +318,7 @@ def test_a_request_stays_tracked_until_its_own_test_says_complete(rig):
     handle = rig.post(FakeRequest(NEVER))
     for _ in range(100):
         assert rig.engine.drive() is False
-    assert (handle.tests, rig.engine.pending) == (100 * SETTINGS.max_polls, True)
+    assert (handle.tests, rig.engine.pending()) == (100 * SETTINGS.max_polls, True)
 
 
 # Closing
@@ -361,7 +361,7 @@ def test_a_retired_engine_touches_nothing_any_more(rig, driven):
     other = rig.post(FakeRequest(NEVER), 1)
     assert rig.engine.drive() is True
     assert rig.engine.progress_pp_send_handles(rig.table, 0) is False
-    assert (handle.tests, other.tests, rig.table[:2], rig.engine.pending) == (tests, 0, [handle, other], False)
+    assert (handle.tests, other.tests, rig.table[:2], rig.engine.pending()) == (tests, 0, [handle, other], False)
     handle.complete()
     rig.wait()
     assert (rig.upstream_waits, rig.table[0]) == ([0], None)
@@ -375,7 +375,7 @@ def test_a_retired_engine_leaves_plain_lists_alone_too(rig):
     rig.table.sends.fresh.append((0, late, rig.clock()))
     assert rig.engine.progress_pp_send_handles(rig.table, 0) is True
     assert rig.engine._drive(rig.table, rig.table.sends, 1) is None
-    assert (handle.tests, late.tests, rig.engine.pending) == (0, 0, False)
+    assert (handle.tests, late.tests, rig.engine.pending()) == (0, 0, False)
 
 
 # Turned off for a while
@@ -386,7 +386,7 @@ def test_turned_off_nobody_drives_but_who_waits(rig):
     rig.engine.relay.comes_by()
     rig.engine.turn(False)
     handle, parts = rig.post(FakeRequest(15)), rig.post(FakeParts([FakePart(1)]), 1)
-    assert (handle.tests, parts[0].tests, rig.table[1], rig.engine.pending) == (0, 0, parts, True)
+    assert (handle.tests, parts[0].tests, rig.table[1], rig.engine.pending()) == (0, 0, parts, True)
     assert rig.driver.told == ["off"]
     rig.wait()
     assert (handle.tests, rig.table[0], rig.upstream_waits) == (15, None, [])

@@ -134,7 +134,7 @@ class Sends(RuleBasedStateMachine):
         before, start = self._tests(), self.clock()
         self.engine.let_go()
         assert (self._tests(), self.clock()) == (before, start)
-        assert not self.engine.pending
+        assert not self.engine.pending()
 
     @rule()
     def reopen(self):
@@ -172,7 +172,7 @@ class Sends(RuleBasedStateMachine):
     @invariant()
     def pending_is_what_can_still_be_driven(self):
         """Pending means that some send is neither complete, nor known to be broken, nor given up."""
-        assert self.engine.pending == self._pending()
+        assert self.engine.pending() == self._pending()
 
     @invariant()
     def nobody_blocked_cancelled_or_asked_again(self):
@@ -215,7 +215,7 @@ class Sends(RuleBasedStateMachine):
             for name, slot in self.model:
                 wait_for_slot(self.engine, self.tables[name], slot, partial(self._wait_as_upstream, name, slot))
             assert self.clock() <= deadline + 0.1 + 1e-6
-            assert not self.engine.pending
+            assert not self.engine.pending()
             assert all(table == [None] * SLOTS for table in self.tables.values())
             assert fakes.FAULTS == []
         finally:

@@ -186,7 +186,7 @@ def test_a_send_is_given_up_while_it_is_being_tested(kept):
     handle.complete()
     stage.leave.set()
     join(driver)
-    assert (rig.engine.pending, rig.sends.left) == (False, {})
+    assert (rig.engine.pending(), rig.sends.left) == (False, {})
 
 
 def test_retire_returns_only_once_nobody_is_inside_a_request():
@@ -219,7 +219,7 @@ def test_retire_returns_although_a_test_is_stuck(plain):
     stage.leave.set()
     join(driver)
     assert elsewhere(lambda: rig.engine.retire(0.01)) is True
-    assert (rig.driver.told[-1], rig.engine.pending) == ("stop", False)
+    assert (rig.driver.told[-1], rig.engine.pending()) == ("stop", False)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -314,7 +314,7 @@ def test_a_slot_written_the_moment_it_is_clear_holds_the_new_send(monkeypatch, k
     rig.table[0] = old
     write_as_soon_as_clear(monkeypatch, _burst, rig.table, 0, new)
     rig.engine.drive()
-    assert (rig.table[0], kept, rig.engine.pending) == (new, [], True)
+    assert (rig.table[0], kept, rig.engine.pending()) == (new, [], True)
     rig.wait()
     assert (old.tests, new.tests, rig.table[0]) == (1, 3, None)
     assert (rig.sends.counters.completions, rig.sends.counters.displaced) == (2, 0)
@@ -382,12 +382,11 @@ class LookedAt(Engine):
 
     asked, before, after = 0, None, None
 
-    @property
     def pending(self):
         """Whether any send may be pending, asked for the second time with the queue's lock held."""
         self.asked += 1
         self._once("before")
-        answer = super().pending
+        answer = super().pending()
         self._once("after")
         return answer
 

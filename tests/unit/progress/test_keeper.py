@@ -105,7 +105,7 @@ def test_what_an_engine_lets_go_of_is_driven_until_it_is_complete(keeper, posted
     rig = Rig()
     rig.post(posted.handle)
     rig.engine.let_go()
-    assert (rig.table, rig.engine.pending, rig.engine.abandoned) == ([None] * 4, False, [])
+    assert (rig.table, rig.engine.pending(), rig.engine.abandoned) == ([None] * 4, False, [])
     assert rig.driver.told[-1] == "stop"
     posted.is_driven_until_complete_and_freed()
 
@@ -134,7 +134,7 @@ def test_a_send_overwritten_by_one_that_is_complete_before_anybody_looked_stays_
     rig = Rig()
     old = rig.post(FakeParts([FakePart(12)]))
     rig.post(FakeParts([FakePart(1)]))
-    assert (rig.table[0], rig.engine.pending) == (None, True)
+    assert (rig.table[0], rig.engine.pending()) == (None, True)
     assert rig.engine.drive() is False
     assert rig.engine.drive() is True
     assert (old[0].seen, rig.counters.completions, rig.table[0]) == (True, 1, None)
@@ -174,7 +174,7 @@ def test_a_send_that_is_in_no_slot_is_the_keepers_when_its_engine_retires(looked
     in_its_slot = rig.post(FakeParts([FakePart(NEVER)]), 1)
     rig.engine.retire()
     assert [record.handle for record in kept] == [old]
-    assert (rig.table[1], rig.engine.pending) == (in_its_slot, False)
+    assert (rig.table[1], rig.engine.pending()) == (in_its_slot, False)
 
 
 # What it does with them

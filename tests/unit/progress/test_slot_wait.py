@@ -202,7 +202,7 @@ def test_at_the_deadline_every_table_gives_up(rig, kept):
         ("send_schedule_handles", 0),
     ]
     assert other == [None] * 3
-    assert not rig.engine.pending
+    assert not rig.engine.pending()
 
 
 def test_a_wait_without_time_still_tests_twice():

@@ -140,5 +140,5 @@ def test_a_send_whose_first_test_from_c_raised_is_not_tested_again():
     part.errors = 1
     rig.post(handle)
     rig.engine.drive()
-    assert (part.tests, rig.table[0], rig.engine.pending) == (1, handle, False)
+    assert (part.tests, rig.table[0], rig.engine.pending()) == (1, handle, False)
     assert (rig.counters.posts, rig.counters.failed, rig.counters.completions) == (1, 1, 0)

@@ -69,7 +69,7 @@ def test_a_request_that_is_complete_as_it_is_written_leaves_an_empty_slot(engine
     engine.relay.wake = lambda: pytest.fail("nothing is pending")
     table[0] = FakeParts([FakePart(1), FakePart(1)])
     counted = table.sends.describe(0.0)
-    assert (list(table), engine.pending, engine.driver.told) == ([None, None], False, [])
+    assert (list(table), engine.pending(), engine.driver.told) == ([None, None], False, [])
     assert (counted["posts"], counted["polls"], counted["completions"], counted["pending"]) == (1, 1, 1, [])
     engine.relay.wake = lambda: None
     table[-1] = old = FakeParts([FakePart(NEVER)])
@@ -93,7 +93,7 @@ def test_what_that_test_raises_is_upstreams_to_meet(engine):
     handle = FakeParts([FakePart(error=ConnectionError("gone"))])
     table[0] = handle
     engine.drive()
-    assert (table[0], handle[0].tests, table.sends.counters.failed, engine.pending) == (handle, 1, 1, False)
+    assert (table[0], handle[0].tests, table.sends.counters.failed, engine.pending()) == (handle, 1, 1, False)
 
 
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -103,7 +103,7 @@ def test_a_thread_that_is_ended_in_that_test_leaves_a_send_that_drives_know(engi
     handle = FakeParts([FakePart(3, error=ended(), errors=1)])
     with pytest.raises(ended):
         table[0] = handle
-    assert (table[0], engine.pending) == (handle, True)
+    assert (table[0], engine.pending()) == (handle, True)
     assert engine.drive() is True
     assert (handle[0].seen, table[0]) == (True, None)
 
@@ -122,7 +122,7 @@ def test_a_slot_that_is_added_holds_a_send_that_drives_know(engine, grow):
     grow(table, handle := FakeRequest(3))
     assert type(table) is HandleTable
     assert [entry["slot"] for entry in table.sends.describe(0.0)["pending"]] == [len(table) - 1]
-    assert engine.pending
+    assert engine.pending()
     assert engine.drive() is True
     assert (handle.seen, table) == (True, [None] * len(table))
 
@@ -133,7 +133,7 @@ def test_slots_that_are_added_empty_are_no_posts(engine):
     table.append(None)
     table.extend([None])
     table += [None]
-    assert (table is same, len(table), engine.pending, table.sends.describe(0.0)["posts"]) == (True, 4, False, 0)
+    assert (table is same, len(table), engine.pending(), table.sends.describe(0.0)["posts"]) == (True, 4, False, 0)
 
 
 @pytest.mark.parametrize("values", [[], ["a"], ["a", "b", "c"]])
@@ -169,7 +169,7 @@ def test_an_empty_table_has_nothing_pending(engine):
     """1,024 empty slots are no work, and say so without being looked at."""
     table = engine.table("send_handles", [None] * 1024)
     assert not table.sends
-    assert not engine.pending
+    assert not engine.pending()
 
 
 @pytest.mark.parametrize("driven", [True, False], ids=["driven", "fresh"])

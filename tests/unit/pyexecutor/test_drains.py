@@ -59,7 +59,7 @@ def test_a_wait_in_vain_gives_nothing_up(rig):
     """The send stays in its slot, pending, and is driven on: it is complete once it is received."""
     rig.table[0] = handle = FakeRequest(NEVER)
     assert rig.wait() == pytest.approx(10, abs=0.06)
-    assert (rig.table[0], rig.engine.pending, rig.engine.abandoned) == (handle, True, [])
+    assert (rig.table[0], rig.engine.pending(), rig.engine.abandoned) == (handle, True, [])
     handle.complete()
     assert rig.engine.drive()
     assert rig.table[0] is None

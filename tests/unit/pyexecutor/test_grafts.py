@@ -157,7 +157,7 @@ def test_a_table_that_is_assigned_again_reports_as_well():
     executor = patched()()
     executor.send_handles = [None] * 2
     executor.send_handles[1] = FakeRequest(NEVER)
-    assert engine_of(executor).pending
+    assert engine_of(executor).pending()
     assert engine_of(executor).tables["send_handles"] is executor.send_handles
 
 
@@ -338,7 +338,7 @@ def test_a_rest_before_the_table_has_the_send_does_not_disarm(native):
     armed = []
 
     def make():
-        elsewhere(lambda: engine_of(executor).driver.rest(lambda: engine_of(executor).pending))
+        elsewhere(lambda: engine_of(executor).driver.rest(engine_of(executor).pending))
         armed.append(native[0].armed)
         return FakeRequest(0)
 
@@ -365,7 +365,7 @@ def test_an_isend_that_fails_is_no_post_any_more(native):
     engine_of(executor).relay.comes_by()
     with pytest.raises(SendFailedError):
         executor._ring_broadcast_sample_state(0)
-    assert (engine_of(executor).pending, native[0].armed) == (False, False)
+    assert (engine_of(executor).pending(), native[0].armed) == (False, False)
 
 
 def test_a_wait_outside_the_ring_leaves_the_driver_at_rest(native):
@@ -437,7 +437,7 @@ def test_two_lives_in_one_process(cls):
         run(executor, SLOTS + 1)
         executor.shutdown()
         assert engine_of(executor).abandoned == []
-        assert not engine_of(executor).pending
+        assert not engine_of(executor).pending()
 
 
 def test_a_second_life_of_one_executor_has_no_deadline(cls):
@@ -490,7 +490,7 @@ def test_a_wait_that_the_deadline_left_behind_leaves_the_next_lifes_send_alone(c
     received.set()
     left_behind.join(LIMIT_S)
     assert not left_behind.is_alive()
-    assert (executor.send_handles[1], engine_of(executor).pending) == (later, True)
+    assert (executor.send_handles[1], engine_of(executor).pending()) == (later, True)
     later.complete()
     executor.shutdown()
 

@@ -170,7 +170,7 @@ def test_at_its_end_the_relay_lets_its_sends_go(rig, how, kept):
     rig.queue.put(None)
     assert elsewhere(lambda: rig.get(progress=how != "off")) is None
     assert [record.handle for record in kept] == [handle]
-    assert (handle.tests, rig.engine.pending, rig.engine.abandoned) == (0, False, [])
+    assert (handle.tests, rig.engine.pending(), rig.engine.abandoned) == (0, False, [])
 
 
 @pytest.mark.parametrize("how", ["off", "stopped", "running"])

@@ -220,7 +220,7 @@ def test_none_is_handed_out_at_once(clock, posted, kept):
     assert rig.queue.get() is None
     assert ([handle.tests for handle in sent], clock.pauses, rig.wait.timeouts) == ([0] * len(sent), [], [])
     assert [record.handle for record in kept] == sent
-    assert (list(rig.table), rig.engine.pending, rig.engine.abandoned) == ([None] * 8, False, [])
+    assert (list(rig.table), rig.engine.pending(), rig.engine.abandoned) == ([None] * 8, False, [])
     assert rig.driver.told[-1] == "stop"
     assert rig.engine.deadline is None
 
@@ -241,9 +241,9 @@ def test_items_before_none_are_not_a_reason_to_let_go(clock, kept):
     for item in ("a", 0, "", None):
         rig.queue.put(item)
     assert [rig.queue.get() for _ in range(3)] == ["a", 0, ""]
-    assert (rig.engine.pending, kept) == (True, [])
+    assert (rig.engine.pending(), kept) == (True, [])
     assert rig.queue.get() is None
-    assert (rig.engine.pending, [record.handle for record in kept]) == (False, [handle])
+    assert (rig.engine.pending(), [record.handle for record in kept]) == (False, [handle])
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_forwarded_request_is_pending_and_driven(engine, dist, monkeypatch):
     sender = forward(engine, dist, monkeypatch)
     assert sender.broadcast(["request"]) == ["request"]
     (handle,) = dist.sent
-    assert engine.pending
+    assert engine.pending()
     assert not engine.drive()
     handle.complete()
     assert engine.drive()
@@ -81,7 +81,7 @@ def test_a_blocking_send_is_upstreams(engine, dist, monkeypatch):
     sender = forward(engine, dist, monkeypatch, "0")
     sender.broadcast(["request"])
     assert sender.send_requests_handler is None
-    assert not engine.pending
+    assert not engine.pending()
 
 
 def test_a_termination_vote_is_tested_and_never_blocked_on(engine, dist, kept):
@@ -105,7 +105,7 @@ def test_the_end_of_the_relay_lets_such_sends_go_too(engine, dist, monkeypatch, 
     forward(engine, dist, monkeypatch).broadcast(["request"])
     engine.let_go()
     assert [record.handle for record in kept] == dist.sent
-    assert not engine.pending
+    assert not engine.pending()
     sender.terminate_pending_requests()  # nothing to wait for
 
 
