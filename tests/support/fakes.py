@@ -188,11 +188,13 @@ class FakeNativeTest:
         self.used = 0
         self.moved = False
         self.stops: list[int | None] = []  # of each call
+        self.limits_s: list[float] = []
 
     def __call__(self, request: FakeParts, rounds: int, limit_s: float, stop: int | None = None) -> bool:
         """Test."""
         self.used, done = 0, False
         self.stops.append(stop)
+        self.limits_s.append(limit_s)
         while self.used < min(rounds, self._most) and not done:
             self.used += 1
             done = all(part.Test() for part in request)

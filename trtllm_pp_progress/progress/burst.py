@@ -12,7 +12,7 @@ from trtllm_pp_progress.progress.log import Log
 from trtllm_pp_progress.progress.sends import Pending, Sends
 from trtllm_pp_progress.progress.table import clear_slot
 
-__all__ = ["DRIVE_S", "SLOW_TESTS", "SLOW_TEST_S", "UNCERTAIN_POLLS", "Burst", "SlowTestError"]
+__all__ = ["DRIVE_S", "MOVING_S", "SLOW_TESTS", "SLOW_TEST_S", "UNCERTAIN_POLLS", "Burst", "SlowTestError"]
 
 DRIVE_S = 0.001  # then a burst ends, whatever is left of its budget
 MOVING_S = 0.01  # the same where a batch ends it at once: what begins a burst takes 5 to 10 % of DRIVE_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from trtllm_pp_progress.progress.handles import pkl5_complete
 from trtllm_pp_progress.progress.keeper import KEEPER, Kept
 from trtllm_pp_progress.progress.sends import Sends
 
@@ -36,10 +37,7 @@ class HandleTable(list[Any]):
         sends, error, interrupted = self.sends, None, None
         if isinstance(value, tuple) and not (sends.slow or sends.off):
             try:
-                for part in value:  # as pkl5_complete does
-                    if part.Test() is not True:
-                        break
-                else:
+                if pkl5_complete(value):
                     list.__setitem__(self, index, None)
                     sends.at_once += 1
                     if sends.left or sends.pending:

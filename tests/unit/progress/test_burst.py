@@ -16,7 +16,7 @@ from fakes import (
 from rig import PEER, RANK, SETTINGS, SLOTS, Rig
 
 from trtllm_pp_progress.progress import burst as _burst
-from trtllm_pp_progress.progress.burst import DRIVE_S, SLOW_TEST_S, SLOW_TESTS
+from trtllm_pp_progress.progress.burst import DRIVE_S, MOVING_S, SLOW_TEST_S, SLOW_TESTS
 from trtllm_pp_progress.settings.core import Settings
 
 
@@ -170,6 +170,15 @@ def test_sends_tested_from_c_share_the_budget():
     tests = [parts[0].tests - 1 for parts in sends]
     assert sum(tests) == SETTINGS.max_polls
     assert max(tests) - min(tests) <= 1
+
+
+@pytest.mark.parametrize(("stop", "limit_s"), [(None, DRIVE_S), (1234, MOVING_S)])
+def test_only_what_a_batch_can_end_may_take_long(stop, limit_s):
+    """32 MB move for 50 ms: a burst each millisecond costs a tenth of that."""
+    rig, tester = native_rig()
+    rig.post(FakeParts([FakePart(NEVER)]))
+    rig.engine.drive(stop=stop)
+    assert tester.made[0].limits_s == [limit_s]
 
 
 def test_a_call_that_ends_early_is_made_again_within_the_budget():

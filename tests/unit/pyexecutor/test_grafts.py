@@ -3,6 +3,7 @@
 import inspect
 import logging
 import queue
+import sys
 import threading
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -150,6 +151,23 @@ def test_the_values_stay_in_the_instance():
     table = executor.send_handles
     patch.revert()
     assert executor.send_handles is table
+
+
+def test_reading_them_calls_nothing_of_pythons():
+    """Upstream reads its tables some 20 times a token, in the middle of a step; one older than that is found, too."""
+    cls = executor_class("E2")
+    older = cls()
+    before = older.send_handles
+    Patch(Grafts(cls, recognise(cls), AT_ONCE).all())
+    executor, called = cls(), []
+    executor.send_handles = table = [None]
+    sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        read = executor.send_handles
+    finally:
+        sys.setprofile(None)
+    assert (read, called) == (table, [])
+    assert older.send_handles is before
 
 
 def test_a_table_that_is_assigned_again_reports_as_well():
