@@ -76,6 +76,10 @@ class Sends:
         """How many sends may be pending."""
         return len(self.fresh) + len(self.pending)
 
+    def slots(self) -> list[int]:
+        """Return the slots of the sends that may be pending."""
+        return [slot for slot, _, _ in list(self.fresh)] + list(self.pending)
+
     def discover(self, slot: int, handle: Any, now: float) -> None:
         """Note what is in a slot of a plain list, which does not report what is written to it."""
         if handle is not None and slot not in self.pending and not self.is_left(slot, handle):

@@ -18,7 +18,7 @@ from trtllm_pp_progress.progress.keeper import KEEPER
 from trtllm_pp_progress.progress.log import Log
 from trtllm_pp_progress.pyexecutor.drains import Drains
 from trtllm_pp_progress.pyexecutor.ranges import annotate
-from trtllm_pp_progress.pyexecutor.shape import QUEUE, Action, Compatibility, examine
+from trtllm_pp_progress.pyexecutor.shape import QUEUE, TABLES, Action, Compatibility, examine
 from trtllm_pp_progress.settings.core import Settings
 
 __all__ = ["NAME", "Attachment", "Unattached", "Values", "attach", "attachment_of", "engine_of"]
@@ -95,6 +95,16 @@ class Attachment:
             patience = self.engine.settings.drain_deadline_s if self.verdict(executor).drives else math.inf
             self.drains = Drains(self.engine, patience)
         self.drains.wait(table, slot, upstream_wait)
+
+    def look_before_forward(self) -> None:
+        """Test the sample states that are pending once: the executor thread has been in MPI since it sent them.
+
+        From era G on the last rank drains none of them, and a native driver that is not told steps in for nothing.
+        """
+        if (table := self.engine.tables.get(TABLES[0])) is not None and len(table.sends):
+            for slot in table.sends.slots():
+                self.engine.finish(table, slot, 1)
+            self.engine.rest()
 
 
 def attachment_of(executor: Any) -> Attachment | None:

@@ -22,7 +22,7 @@ from trtllm_pp_progress.pyexecutor.attachment import NAME, Attachment, Unattache
 from trtllm_pp_progress.pyexecutor.pumped_queue import TICK_S, PumpedQueue
 from trtllm_pp_progress.pyexecutor.ranges import ranged
 from trtllm_pp_progress.pyexecutor.relay_queue import RelayQueue
-from trtllm_pp_progress.pyexecutor.shape import ASYNC, QUEUE, TABLES, Compatibility, over_torch
+from trtllm_pp_progress.pyexecutor.shape import ASYNC, DRAIN, QUEUE, TABLES, Compatibility, over_torch
 from trtllm_pp_progress.pyexecutor.side_sends import SENDERS, watch
 from trtllm_pp_progress.settings.core import Settings, pump_period_named
 
@@ -68,6 +68,7 @@ class Grafts:
             *(self._exchanged(name, self._sender) for name in SENDERS),
             self._exchanged(QUEUE, self._queue),
             Graft(self._cls, NAME, lambda original: Unattached()),
+            *([Graft(self._cls, DRAIN, self._drain)] if hasattr(self._cls, DRAIN) else []),
         ]
 
     def _attachment(self, executor: Any, ends: bool = False) -> Attachment:
@@ -150,6 +151,16 @@ class Grafts:
             return original(executor, *args, **kwargs)
 
         return _executor_loop_cleanup
+
+    def _drain(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _drain_relay_sends_before_forward(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(executor, *args, **kwargs)
+            if (attachment := attachment_of(executor)) is not None:
+                attachment.look_before_forward()
+            return result
+
+        return _drain_relay_sends_before_forward
 
     # Attributes: what is assigned passes through one of these
 

@@ -20,6 +20,7 @@ from trtllm_pp_progress.settings.core import PUMP_PERIOD
 
 __all__ = [
     "ASYNC",
+    "DRAIN",
     "QUEUE",
     "TABLES",
     "Action",

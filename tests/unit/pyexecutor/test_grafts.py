@@ -20,7 +20,10 @@ from fakes import (
     FakeDist,
     FakeMultiHandleWrapper,
     FakeNative,
+    FakePart,
+    FakeParts,
     FakeRequest,
+    FakeTester,
     FakeWork,
     SendFailedError,
     elsewhere,
@@ -542,6 +545,19 @@ def test_a_drain_before_a_forward_ends_in_time(era, monkeypatch):
     executor.send_schedule_handles[1] = FakeRequest(5000)
     executor.wait_on_pp_send_handles(executor.send_schedule_handles, 1)
     assert executor.send_schedule_handles[1] is None
+
+
+@pytest.mark.parametrize("era", ["G", "H", "I"])
+def test_what_the_last_rank_does_not_drain_is_looked_at(era, monkeypatch):
+    """It waits for the slot that is due alone; the executor has been in MPI since it sent the others."""
+    inline = Inline(era, monkeypatch)
+    executor, engine = inline.executor, engine_of(inline.executor)
+    inline.dist.pp_size, inline.dist.is_last_pp_rank = SLOTS, True
+    engine.driver.tester = FakeTester()
+    executor.send_handles[0] = parts = FakeParts([FakePart(2)])
+    assert engine.pending()
+    executor._drain_relay_sends_before_forward(0)
+    assert (executor.send_handles[0], parts[0].seen, engine.pending()) == (None, True, False)
 
 
 def test_a_slot_is_never_used_again_before_its_send_is_complete(monkeypatch):
