@@ -143,6 +143,7 @@ static void drive(struct native_thread *u)
 {
     if (u->timed) {
         u->driven_ns = u->active_ns = now_ns();
+        atomic_thread_fence(memory_order_seq_cst); /* in Python a hundred instructions are in between; see run() */
         if (u->timed)
             return;
     }

@@ -150,6 +150,8 @@ static void *run(void *argument)
                 set_timer(u->timer, now + LINGER_PERIOD_NS);
             } else {
                 u->timed = 0;
+                /* For emulators: QEMU 7.2 on x86 keeps no order between Arm's store-release and load-acquire. */
+                atomic_thread_fence(memory_order_seq_cst);
                 if (u->driven_ns) { /* stored by somebody who saw `timed` */
                     u->timed = 1;
                     continue;
