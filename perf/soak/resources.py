@@ -13,7 +13,7 @@ __all__ = ["MOST_GROWTH_KIB", "Resources", "grown", "growth", "look"]
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 PARTS = 4  # of a process's lives; in the first one it comes by what it will have
 MORE = {"threads": 1, "descriptors": 1, "memory_kib": 16384}  # what a process may have more of at its end, at most
-ENOUGH = 50  # lives of a process, for a growth of its memory to be more than chance
+ENOUGH = 150  # lives of a process, for a growth of its memory to be one: for some 80 it comes by what it will have
 MOST_GROWTH_KIB = 8.0  # a life, in the median of processes: MPI keeps something of a communicator
 
 
