@@ -39,7 +39,7 @@ def _reset() -> None:
         DOOR.close()
         DOOR._answers.clear()
         lifecycle._announced.clear()
-        facts._ended = False
+        facts.ended = False
 
 
 @pytest.fixture

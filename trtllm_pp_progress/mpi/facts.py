@@ -24,7 +24,7 @@ __all__ = [
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")  # MPI 4.1, section 11.2.1, from the lowest
 
 _forked = False  # this process is the child of one that uses MPI
-_ended = False  # MPI_Finalize has begun
+ended = False  # MPI_Finalize has begun, as far as before_finalize() knows: where state() costs too much
 
 
 class MpiUnusableError(RuntimeError):
@@ -45,7 +45,7 @@ def state() -> State:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None:
         return State.ABSENT
-    if _ended or mpi.Is_finalized():
+    if ended or mpi.Is_finalized():
         return State.FINALIZED
     return State.RUNNING if mpi.Is_initialized() else State.NOT_INITIALIZED
 
@@ -59,15 +59,10 @@ def finalize_progresses() -> bool:
     return mpi is None or mpi.get_vendor()[0] == "Open MPI"
 
 
-def ended() -> bool:
-    """Tell whether MPI_Finalize has begun, as far as before_finalize() knows: where state() costs too much."""
-    return _ended
-
-
 def note_end() -> None:
     """Note that MPI_Finalize has begun: whoever is not in MPI yet stays out."""
-    global _ended
-    _ended = True
+    global ended
+    ended = True
 
 
 def running() -> Any | None:

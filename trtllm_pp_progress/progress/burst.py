@@ -96,11 +96,10 @@ class Burst:
 
         Nothing is made or looked up for it: for waits on upstream's critical path, and sends that are on their way.
         """
-        handle = handles[slot]
-        if not self._takes(sends, handle) or (sends.left and sends.is_left(slot, handle)):
+        handle, tester = handles[slot], self._driver.tester
+        if tester is None or not tester.takes(handle) or (sends.left and sends.is_left(slot, handle)):
             return False
-        native = sends.native
-        assert native is not None
+        native = sends.native = sends.native or tester.new()
         sends.counters.drives += 1
         started = self._clock()
         try:

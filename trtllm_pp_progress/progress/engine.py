@@ -121,7 +121,7 @@ class Engine:
         if self.driver.tester is None or self.retired or type(handles) is not HandleTable:
             return False
         sends = handles.sends
-        if facts.ended() or not sends.lock.acquire(blocking=False):
+        if facts.ended or not sends.lock.acquire(blocking=False):
             return False
         try:
             return self.burst.finish(handles, sends, slot, rounds, DRIVE_S)
@@ -163,13 +163,13 @@ class Engine:
             sends.fresh.append((slot, handle, self.clock()))
             if self.off:
                 return
-            if self.relay.is_current() and not self.relay.out:
-                # At once: the way back to get() takes as long as the first answer does.
-                if not self.settle(table, slot, self.settings.max_polls):
-                    self.driver.arm()
+            relays = self.relay.thread == threading.get_ident() and not self.relay.out
+            # At once: the way back to get(), or to the next call of MPI, takes as long as the first answer does.
+            now = self.settle if relays else self.finish if sends.urgent and not sends.slow else None
+            if now and now(table, slot, self.settings.max_polls):
                 return
             # Not before others can see the send: a rest() of theirs would undo it.
-            if not self.driver.arm():  # nobody else drives; a relay that wakes for nothing contends for the GIL
+            if not self.driver.arm() and not relays:  # else a relay that wakes for nothing contends for the GIL
                 self.relay.wake()
 
     # Waiting

@@ -90,7 +90,7 @@ class Keeper:
         """Keep a send that its owner has let go of; after stop() a native driver has it, where one can run."""
         self.sends.append(kept)  # at once: whoever asks right after this is to find it
         self._inbox.put(kept)
-        if self._stopped and not facts.ended():
+        if self._stopped and not facts.ended:
             self._take(kept)
             if kept.completion is not None:
                 self._driver.arm()

@@ -11,13 +11,13 @@ class Relay:
     """The thread that drives while it waits for the next batch, once it has come by."""
 
     def __init__(self) -> None:
-        self._thread: int | None = None
+        self.thread: int | None = None  # its get_ident()
         self._asleep: threading.Condition | None = None
         self.out = False  # whether it has to keep out of MPI: the process is on its way out
 
     def comes_by(self) -> None:
         """Note that the calling thread is the relay's, and awake."""
-        self._thread, self._asleep = threading.get_ident(), None
+        self.thread, self._asleep = threading.get_ident(), None
 
     def falls_asleep(self, condition: threading.Condition) -> None:
         """Note that the relay thread is about to wait for `condition`, whose lock it holds."""
@@ -29,7 +29,7 @@ class Relay:
 
     def is_current(self) -> bool:
         """Whether the calling thread is the relay's."""
-        return threading.get_ident() == self._thread
+        return threading.get_ident() == self.thread
 
     def wake(self) -> None:
         """Wake it if it sleeps."""

@@ -56,8 +56,8 @@ class Sends:
     that was tested longest ago first: looking for work costs nothing for empty slots (upstream keeps 1,024). `left` has
     the handles, by slot, that cannot be tested or have failed, which are upstream's to wait for. `lock` belongs to the
     one thread that may test or wait: two threads in one request at once is erroneous (MPI 4.1, section 11.6). `at_once`
-    counts sends that were complete at their first test, of which there are none while tests are `slow` here or
-    driving is `off`. `took` is how long the others took, from posted to seen complete.
+    counts sends that were complete at their first test, of which there are none while tests are `slow` here,
+    driving is `off` or writes go `untested`. `took` is how long the others took, from posted to seen complete.
     """
 
     name: str
@@ -69,6 +69,8 @@ class Sends:
     at_once: int = 0
     slow: bool = False
     off: bool = False
+    untested: int = 0  # writes to come that are not tested
+    urgent: bool = False  # tested from C by whoever posts them: the next step waits for them
     took: Histogram = field(default_factory=Histogram)
     native: NativeTest | None = None  # where tests take no GIL; of whoever holds the lock
 

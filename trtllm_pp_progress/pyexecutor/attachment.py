@@ -18,7 +18,7 @@ from trtllm_pp_progress.progress.keeper import KEEPER
 from trtllm_pp_progress.progress.log import Log
 from trtllm_pp_progress.pyexecutor.drains import Drains
 from trtllm_pp_progress.pyexecutor.ranges import annotate
-from trtllm_pp_progress.pyexecutor.shape import QUEUE, TABLES, Action, Compatibility, examine
+from trtllm_pp_progress.pyexecutor.shape import ASYNC, QUEUE, TABLES, Action, Compatibility, examine
 from trtllm_pp_progress.settings.core import Settings
 
 __all__ = ["NAME", "Attachment", "Unattached", "Values", "attach", "attachment_of", "engine_of"]
@@ -81,6 +81,8 @@ class Attachment:
             logger.log(level, "this executor (era %s): %s, %s", verdict.era, verdict.action.value, verdict.reason)
         if verdict.may_drive:
             self.engine.driver.start(crowded())
+        if (table := self.engine.tables.get(TABLES[0])) is not None:
+            table.sends.urgent = verdict.may_drive and _samples_inline(executor)
         return verdict
 
     def start_keeper(self) -> None:
@@ -101,7 +103,7 @@ class Attachment:
 
         From era G on the last rank drains none of them, and a native driver that is not told steps in for nothing.
         """
-        if (table := self.engine.tables.get(TABLES[0])) is not None and len(table.sends):
+        if (table := self.engine.tables.get(TABLES[0])) is not None and (table.sends.fresh or table.sends.pending):
             for slot in table.sends.slots():
                 self.engine.finish(table, slot, 1)
             self.engine.rest()
@@ -134,6 +136,13 @@ def attach(
             weakref.finalize(executor, engine.let_go, alone=True).atexit = False
             born(executor)
         return attachment
+
+
+def _samples_inline(executor: Any) -> bool:
+    """Whether the executor thread relays what it has sampled: the first rank waits for that, and nobody here does."""
+    seen = vars(executor)
+    rank, size = (getattr(seen.get("dist"), name, None) for name in ("pp_rank", "pp_size"))
+    return seen.get(ASYNC) is False and isinstance(rank, int) and isinstance(size, int) and rank == size - 1
 
 
 def _identity(executor: Any) -> Callable[[], tuple[Any, Any]]:

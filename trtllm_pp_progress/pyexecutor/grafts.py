@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 from operator import attrgetter
+from threading import get_ident
 from typing import Any
 
 from trtllm_pp_progress.patching.patch import Graft
@@ -94,9 +95,9 @@ class Grafts:
         @functools.wraps(original)
         def wait_on_pp_send_handles(executor: Any, send_handles: Any, microbatch_id: int) -> Any:
             relaying: Engine | None = getattr(_inside, "relaying", None)
-            if by_thread := relaying is not None and relaying.relay.is_current():
+            if by_thread := relaying is not None and relaying.relay.thread == get_ident():
                 # The isend is next, and before its request is in a slot the executor may take the GIL and keep it.
-                relaying.posting.add(threading.get_ident())
+                relaying.posting.add(get_ident())
                 relaying.driver.arm()
             if send_handles[microbatch_id] is None:
                 return None
@@ -132,13 +133,13 @@ class Grafts:
         def _ring_broadcast_sample_state(executor: Any, *args: Any, **kwargs: Any) -> Any:
             if over_torch(executor):
                 return original(executor, *args, **kwargs)
-            engine = _inside.relaying = self._attachment(executor).engine
+            engine = _inside.relaying = (vars(executor).get(NAME) or self._attachment(executor)).engine
             try:
                 return original(executor, *args, **kwargs)
             finally:
                 _inside.relaying = None
                 if engine.posting:
-                    engine.posting.discard(threading.get_ident())
+                    engine.posting.discard(get_ident())
                     engine.rest()
 
         return _ring_broadcast_sample_state
@@ -156,8 +157,8 @@ class Grafts:
         @functools.wraps(original)
         def _drain_relay_sends_before_forward(executor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(executor, *args, **kwargs)
-            if (attachment := attachment_of(executor)) is not None:
-                attachment.look_before_forward()
+            if (seen := vars(executor).get(NAME)) is not None:
+                seen.look_before_forward()
             return result
 
         return _drain_relay_sends_before_forward

@@ -17,6 +17,7 @@ from fakes import (
     FakeParts,
     FakePlainRequest,
     FakeRequest,
+    FakeTester,
     FakeWork,
     SendFailedError,
     elsewhere,
@@ -278,6 +279,27 @@ def test_what_another_thread_posts_is_left_to_whoever_drives(native, woken, afte
     assert (handle.tests, rig.table[0], rig.engine.pending()) == (0, handle, True)
     assert told == [True] * woken
     assert rig.counters.drives == 0
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("after", [2, NEVER])
+def test_what_is_urgent_is_tested_by_whoever_posts_it(after, slow):
+    """One budget, from C, unless tests are slow; the native driver has what is left."""
+    rig = Rig(Settings(max_polls=3), driver=FakeDriver(native=True, tester=FakeTester()))
+    rig.table.sends.urgent, rig.table.sends.slow, rig.table.sends.untested = True, slow, 1
+    (part,) = rig.post(FakeParts([FakePart(after)]))
+    complete = after == 2 and not slow
+    assert part.tests == (0 if slow else min(after, 3))
+    assert (rig.table[0] is None, rig.engine.pending()) == (complete, not complete)
+    assert rig.driver.told == ["arm"] * (not complete)
+
+
+def test_what_is_urgent_is_left_to_the_relay_thread_where_tests_take_the_gil():
+    """It is woken for it, as for any other post."""
+    rig, told = Rig(), []
+    rig.engine.relay.wake = lambda: told.append(rig.engine.pending())
+    rig.table.sends.urgent = True
+    assert (rig.post(FakeRequest(1)).tests, told) == (0, [True])
 
 
 def test_a_relay_that_keeps_out_of_mpi_does_not_drive_what_it_posts():

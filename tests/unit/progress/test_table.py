@@ -5,7 +5,7 @@ import pytest
 from fakes import NEVER, FakeDriver, FakePart, FakeParts, FakeRequest
 
 from trtllm_pp_progress.progress.engine import Engine
-from trtllm_pp_progress.progress.table import HandleTable, clear_slot
+from trtllm_pp_progress.progress.table import UNTESTED, HandleTable, clear_slot
 from trtllm_pp_progress.settings.core import Settings
 
 
@@ -76,6 +76,18 @@ def test_a_request_that_is_complete_as_it_is_written_leaves_an_empty_slot(engine
     engine.drive()
     table[-1] = FakeParts([FakePart(1)])
     assert (table[-1], table.sends.counters.displaced, [record.handle for record in kept]) == (None, 1, [old])
+
+
+def test_after_a_test_in_vain_the_next_writes_have_none_where_a_native_driver_tests():
+    """Sends of a table are alike: a test in the middle of a step that answers no is time lost."""
+    table, posts = recorded(1)
+    table.sends.native = lambda *_: pytest.fail("the table itself asks for nothing")
+    first = FakeParts([FakePart(NEVER)])
+    later = [FakeParts([FakePart(1)]) for _ in range(UNTESTED + 1)]
+    for parts in [first, *later]:
+        table[0] = parts
+    assert [parts[0].tests for parts in [first, *later]] == [1, *[0] * UNTESTED, 1]
+    assert (len(posts), table.sends.at_once, table[0]) == (1 + UNTESTED, 1, None)
 
 
 def test_a_request_that_is_not_complete_is_reported_after_one_test_of_its_open_parts():

@@ -27,7 +27,7 @@ from trtllm_pp_progress.progress.engine import Engine
 from trtllm_pp_progress.progress.keeper import KEEPER
 from trtllm_pp_progress.pyexecutor import attachment as _attachment
 from trtllm_pp_progress.pyexecutor.attachment import attach, attachment_of, engine_of
-from trtllm_pp_progress.pyexecutor.shape import QUEUE, recognise
+from trtllm_pp_progress.pyexecutor.shape import ASYNC, QUEUE, TABLES, recognise
 from trtllm_pp_progress.settings.core import Settings
 from trtllm_pp_progress.tools.doctor import machine as doctor
 
@@ -236,6 +236,20 @@ def test_a_life_begins_with_its_driver_and_the_keeper(monkeypatch):
     attachment.start_keeper()
     assert attachment.begin_life(executor).may_drive
     assert started == [("poll", attachment.engine.settings.drain_deadline_s), "driver"]
+
+
+@pytest.mark.parametrize(("era", "is_async", "rank", "urgent"), [
+    ("G", False, 3, True), ("G", False, 0, False), ("G", True, 3, False), ("G", None, 3, False), ("E2", None, 3, False),
+])  # fmt: skip
+def test_what_the_last_rank_s_executor_thread_has_sampled_is_urgent(era, is_async, rank, urgent):
+    """The first rank waits for it, and there nothing does; where a thread relays, that thread drives."""
+    dist = FakeDist()
+    dist.pp_rank = rank
+    executor = Executor(dist=dist) if is_async is None else Executor(dist=dist, **{ASYNC: is_async})
+    attachment = attached(executor, era)
+    tables = [attachment.engine.table(name, [None]) for name in TABLES]
+    attachment.begin_life(executor)
+    assert [table.sends.urgent for table in tables] == [urgent, False, False]
 
 
 @pytest.mark.parametrize(("allowed", "limit", "few"), [(64, None, False), (64, 1.5, True), (1, None, True)])
