@@ -77,8 +77,8 @@ class Driver:
 
         `receiving`: the relay is about to sit in a receive, inside MPI as a rule, where it drives too.
         """
-        if self._native is None:
-            return
+        if self._native is None or not self._native.armed:
+            return  # as a rule, and a relay that is about to sleep has the GIL which others want
         if not pending():
             self._native.idle()
             if pending():  # posted in between, and armed before idle()

@@ -93,6 +93,11 @@ class NativeDriver:
         return int(self._shared.ticks)
 
     @property
+    def armed(self) -> bool:
+        """Whether a send is pending, as far as the thread was told."""
+        return bool(self._shared.driven_ns)
+
+    @property
     def runs(self) -> bool:
         """Whether the thread is there to step in."""
         return not (self._child or self._shared.stopping or self._shared.error)
@@ -107,7 +112,7 @@ class NativeDriver:
             return "off after fork"
         if shared.stopping:
             return "stopped" if shared.done else "stopping"
-        return "armed" if shared.driven_ns else "idle"
+        return "armed" if self.armed else "idle"
 
     def forked(self) -> None:
         """Stay off in a forked child: the thread did not come along, and MPI is not to be used here."""

@@ -378,12 +378,12 @@ def test_a_slot_written_while_another_one_is_tested_does_not_disturb_the_drive(v
 
 
 class LookedAt(Engine):
-    """An engine that runs something before or after it says, for the second time, whether anything is pending."""
+    """An engine that runs something before or after a get() first asks it whether anything is pending."""
 
     asked, before, after = 0, None, None
 
     def pending(self):
-        """Whether any send may be pending, asked for the second time with the queue's lock held."""
+        """Whether any send may be pending, asked for the first time with the queue's lock held."""
         self.asked += 1
         self._once("before")
         answer = super().pending()
@@ -391,7 +391,7 @@ class LookedAt(Engine):
         return answer
 
     def _once(self, name):
-        if self.asked == 2 and (hook := getattr(self, name)) is not None:
+        if self.asked == 1 and (hook := getattr(self, name)) is not None:
             setattr(self, name, None)
             hook()
 
@@ -470,13 +470,13 @@ def test_without_the_wake_up_the_post_would_be_lost():
 
 
 def test_a_post_just_before_the_question_is_seen_by_it():
-    """The relay says that it sleeps, then asks what is pending: a post in between makes it wait with a time-out."""
+    """The relay says that it sleeps, then asks what is pending: a post in between is driven before it sleeps."""
     sleeper = Sleeper()
     sleeper.engine.before = sleeper.post
     sleeper.run()
     assert sleeper.driven.wait(LIMIT_S)
     sleeper.end()
-    assert sleeper.timeouts[0] == 1.0
+    assert {*sleeper.timeouts} <= {None}
     assert (sleeper.items, sleeper.table) == ([("batch", 1)], [None])
 
 
