@@ -153,6 +153,13 @@ def test_there_are_few_rooms():
     assert {room(path) for path in files()} - {"tools"} == set(FLOOR)
 
 
+def test_the_page_draws_these_floors():
+    """A drawing that nobody holds to the code is soon of another house."""
+    page = (ROOT / "docs" / "how-it-works.md").read_text()
+    drawn = [line.split() for line in page.split("## The rooms")[1].split("```")[1].splitlines() if line]
+    assert drawn == [[str(number), *rooms] for number, rooms in reversed(list(enumerate(FLOORS)))]
+
+
 @pytest.mark.parametrize("where", STDLIB_ONLY, ids="room {}".format)  # pytest-mpi takes an id `mpi` for its own
 def test_the_core_needs_the_standard_library_alone(where):
     """The engine and what is around it import nothing from outside."""

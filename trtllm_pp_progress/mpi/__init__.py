@@ -1,1 +1,1 @@
-"""The one place that knows MPI's state in this process, and when it ends."""
+"""The one place that knows MPI's state in this process, when it ends, and how many cores its ranks share."""

@@ -20,7 +20,7 @@ from trtllm_pp_progress.progress.burst import DRIVE_S, SLOW_TEST_S, Burst
 from trtllm_pp_progress.progress.handles import UnknownShapeError
 from trtllm_pp_progress.progress.keeper import Abandoned
 from trtllm_pp_progress.progress.log import Log
-from trtllm_pp_progress.progress.relay import Relay
+from trtllm_pp_progress.progress.relay import RelayThread
 from trtllm_pp_progress.progress.sends import Sends
 from trtllm_pp_progress.progress.table import HandleTable
 from trtllm_pp_progress.progress.waits import pauses, wait_until
@@ -51,7 +51,7 @@ class Engine:
         self.number = next(_numbers)  # its name in metrics, for the life of the process
         self.settings, self.log, self.clock = settings, log or Log(), clock
         self.driver = driver or Driver(settings.mode, self.log.silent)
-        self.relay = Relay()
+        self.relay = RelayThread()
         self.tables: dict[str, HandleTable] = {}
         self.abandoned: list[Abandoned] = []
         self.deadline: float | None = None  # set while the executor is closing

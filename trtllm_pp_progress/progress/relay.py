@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Relay"]
+__all__ = ["RelayThread"]
 
 
-class Relay:
+class RelayThread:
     """The thread that drives while it waits for the next batch, once it has come by."""
 
     def __init__(self) -> None:

@@ -23,7 +23,17 @@ from trtllm_pp_progress.pyexecutor.attachment import NAME, Attachment, Unattache
 from trtllm_pp_progress.pyexecutor.pumped_queue import TICK_S, PumpedQueue
 from trtllm_pp_progress.pyexecutor.ranges import ranged
 from trtllm_pp_progress.pyexecutor.relay_queue import RelayQueue
-from trtllm_pp_progress.pyexecutor.shape import ASYNC, DRAIN, QUEUE, TABLES, Compatibility, over_torch
+from trtllm_pp_progress.pyexecutor.shape import (
+    ASYNC,
+    CLEANUP,
+    DRAIN,
+    QUEUE,
+    RING,
+    TABLES,
+    WAIT,
+    Compatibility,
+    over_torch,
+)
 from trtllm_pp_progress.pyexecutor.side_sends import SENDERS, watch
 from trtllm_pp_progress.settings.core import Settings, pump_period_named
 
@@ -62,9 +72,9 @@ class Grafts:
         """Return what to set on the class."""
         return [
             Graft(self._cls, "progress_pp_send_handles", self._progress),
-            Graft(self._cls, "wait_on_pp_send_handles", self._wait),
-            Graft(self._cls, "_ring_broadcast_sample_state", self._ring),
-            Graft(self._cls, "_executor_loop_cleanup", self._cleanup),
+            Graft(self._cls, WAIT, self._wait),
+            Graft(self._cls, RING, self._ring),
+            Graft(self._cls, CLEANUP, self._cleanup),
             *(self._exchanged(name, self._table) for name in TABLES),
             *(self._exchanged(name, self._sender) for name in SENDERS),
             self._exchanged(QUEUE, self._queue),

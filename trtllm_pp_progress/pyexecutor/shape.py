@@ -20,9 +20,12 @@ from trtllm_pp_progress.settings.core import PUMP_PERIOD
 
 __all__ = [
     "ASYNC",
+    "CLEANUP",
     "DRAIN",
     "QUEUE",
+    "RING",
     "TABLES",
+    "WAIT",
     "Action",
     "Compatibility",
     "ExecutorFacts",

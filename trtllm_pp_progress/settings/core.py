@@ -35,9 +35,9 @@ class Settings:
     backoff_min_us: float = setting(50.0, number(float, 1, 1e6), "first pause between two drives, in microseconds")
     backoff_max_us: float = setting(500.0, number(float, 1, 1e6), "longest pause between two drives, in microseconds")
     drain_deadline_s: float = setting(
-        10.0, number(float, 0, 3600), "longest wait of a whole cleanup, and of a drain, in seconds"
+        10.0, number(float, 0, 3600), "longest wait of a whole cleanup, and allowance for waits before forwards, in seconds"
     )
-    stall_warning_s: float = setting(10.0, number(float, 0.01, 86400), "a wait this long is logged, in seconds")
+    stall_warning_s: float = setting(10.0, number(float, 0.01, 86400), "a send pending this long is logged, in seconds")
     door: str = setting("1", choice("0", "1"), "whether `watch` and its like may ask this process")
     nvtx: str = setting("0", choice("0", "1"), "whether drives, posts, drains and waits are NVTX ranges, for nsys")
     mode: str = setting("auto", choice("auto", "poll", "native"), "which driver makes sends progress")

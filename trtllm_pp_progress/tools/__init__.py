@@ -1,1 +1,1 @@
-"""What people run: bench, probe and doctor, the host executor they measure with, and the jobs they start."""
+"""What people run: bench, probe, doctor and watch, the host executor they measure with, and the jobs they start."""

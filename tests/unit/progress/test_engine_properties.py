@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from trtllm_pp_progress.progress.engine import Engine
 from trtllm_pp_progress.progress.keeper import KEEPER
-from trtllm_pp_progress.progress.relay import Relay
+from trtllm_pp_progress.progress.relay import RelayThread
 from trtllm_pp_progress.progress.slot_wait import wait_for_slot
 from trtllm_pp_progress.settings.core import Settings
 
@@ -46,7 +46,7 @@ class Sends(RuleBasedStateMachine):
     @rule(by_relay=st.booleans())
     def another_thread_comes(self, by_relay):
         """Change who posts and tests: the relay's thread, which drives what it posts, or another one."""
-        self.engine.relay = Relay()
+        self.engine.relay = RelayThread()
         if by_relay:
             self.engine.relay.comes_by()
 

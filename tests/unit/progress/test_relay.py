@@ -4,12 +4,12 @@ import threading
 
 from fakes import LIMIT_S, elsewhere, join, start
 
-from trtllm_pp_progress.progress.relay import Relay
+from trtllm_pp_progress.progress.relay import RelayThread
 
 
 def test_nobody_is_the_relay_before_it_came_by():
     """Then that thread is, and no other."""
-    relay = Relay()
+    relay = RelayThread()
     assert not relay.is_current()
     elsewhere(relay.comes_by)
     assert not relay.is_current()
@@ -20,7 +20,7 @@ def test_nobody_is_the_relay_before_it_came_by():
 
 def test_a_relay_that_is_awake_is_not_woken():
     """Nobody takes its lock for nothing; one asleep without a condition of ours cannot be."""
-    relay, condition = Relay(), threading.Condition()
+    relay, condition = RelayThread(), threading.Condition()
     with condition:
         elsewhere(relay.wake)
         relay.falls_asleep(condition)
@@ -33,7 +33,7 @@ def test_a_relay_that_is_awake_is_not_woken():
 
 def test_a_relay_that_sleeps_is_woken():
     """By whoever posts."""
-    relay, condition, asleep = Relay(), threading.Condition(), threading.Event()
+    relay, condition, asleep = RelayThread(), threading.Condition(), threading.Event()
 
     def sleep():
         with condition:
