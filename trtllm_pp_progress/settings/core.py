@@ -35,7 +35,7 @@ class Settings:
     backoff_min_us: float = setting(50.0, number(float, 1, 1e6), "first pause between two drives, in microseconds")
     backoff_max_us: float = setting(500.0, number(float, 1, 1e6), "longest pause between two drives, in microseconds")
     drain_deadline_s: float = setting(
-        10.0, number(float, 0, 3600), "longest wait of a whole cleanup, and allowance for waits before forwards, in seconds"
+        10.0, number(float, 0, 3600), "longest wait of a whole cleanup; allowance for waits before forwards; in seconds"
     )
     stall_warning_s: float = setting(10.0, number(float, 0.01, 86400), "a send pending this long is logged, in seconds")
     door: str = setting("1", choice("0", "1"), "whether `watch` and its like may ask this process")
