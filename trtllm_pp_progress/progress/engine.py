@@ -49,7 +49,7 @@ class Engine:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.number = next(_numbers)  # its name in metrics, for the life of the process
-        self.settings, self.log, self.clock = settings, log or Log(), clock
+        self.settings, self.log, self.clock, self._pause = settings, log or Log(), clock, pause
         self.driver = driver or Driver(settings.mode, self.log.silent)
         self.relay = RelayThread()
         self.tables: dict[str, HandleTable] = {}
@@ -59,7 +59,6 @@ class Engine:
         self.retired = False
         self.off = False  # turned off for a while, to see what driving is worth: waits alone test sends
         self.posting: set[int] = set()  # threads about to post: pending, though no table has their send yet
-        self._pause = pause
         self._plain: dict[int, tuple[Any, Sends]] = {}  # by id; the list is kept so that its id stays its own
         self.burst = Burst(clock, settings.stall_warning_s, self.driver, self.log, self.leave)
 
@@ -165,14 +164,15 @@ class Engine:
                 return
             relays = self.relay.thread == threading.get_ident() and not self.relay.out
             # At once: the way back to get(), or to the next call of MPI, takes as long as the first answer does.
-            now = self.settle if relays else self.finish if sends.urgent and not sends.slow else None
-            if now and now(table, slot, self.settings.max_polls):
+            if relays and self.settle(table, slot, self.settings.max_polls):
                 return
+            if sends.urgent and not (sends.untested or sends.slow):
+                if self.finish(table, slot, self.settings.max_polls):
+                    return
+                sends.in_vain()  # nobody waits for it: the pipeline is full
             # Not before others can see the send: a rest() of theirs would undo it.
             if not self.driver.arm() and not relays:  # else a relay that wakes for nothing contends for the GIL
                 self.relay.wake()
-
-    # Waiting
 
     def wait_until(self, done: Callable[[], bool], ends: Callable[[], float]) -> bool:
         """Call `done()` until it is true, with the pauses of the settings; return False once `ends()` has passed."""

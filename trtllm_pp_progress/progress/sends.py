@@ -14,7 +14,11 @@ from trtllm_pp_progress.progress.handles import Completion, UnknownShapeError, c
 from trtllm_pp_progress.progress.histogram import Histogram
 from trtllm_pp_progress.progress.keeper import KEEPER, Kept
 
-__all__ = ["Counters", "Pending", "Sends"]
+__all__ = ["UNTESTED", "Counters", "Pending", "Sends"]
+
+# Sends of one table are alike, more or less. Where they are not complete at once a test is in the way: it takes 15 to
+# 50 us inside MPI, and whoever waits for the send spends as long there again (eras G to I, 64 KiB, 2 cores).
+UNTESTED = 32
 
 
 @dataclass
@@ -70,7 +74,7 @@ class Sends:
     slow: bool = False
     off: bool = False
     untested: int = 0  # writes to come that are not tested
-    urgent: bool = False  # tested from C by whoever posts them: the next step waits for them
+    urgent: bool = False  # tested by whoever posts them, from C and for longer: the next step waits for them
     took: Histogram = field(default_factory=Histogram)
     native: NativeTest | None = None  # where tests take no GIL; of whoever holds the lock
 
@@ -81,6 +85,11 @@ class Sends:
     def slots(self) -> list[int]:
         """Return the slots of the sends that may be pending."""
         return [slot for slot, _, _ in list(self.fresh)] + list(self.pending)
+
+    def in_vain(self) -> None:
+        """Note that a send was tested in vain as it was posted: the next UNTESTED are not, where a native driver is."""
+        if self.native:  # else a relay thread would be woken for sends that are complete
+            self.untested = UNTESTED
 
     def discover(self, slot: int, handle: Any, now: float) -> None:
         """Note what is in a slot of a plain list, which does not report what is written to it."""

@@ -9,11 +9,7 @@ from trtllm_pp_progress.progress.handles import pkl5_complete
 from trtllm_pp_progress.progress.keeper import KEEPER, Kept
 from trtllm_pp_progress.progress.sends import Sends
 
-__all__ = ["UNTESTED", "HandleTable", "clear_slot"]
-
-# Sends of one table are of one size, more or less. Where they are not complete at once the test is in the way: it takes
-# 15 to 50 us inside MPI, and whoever waits for the send spends as long there again (eras G to I, 64 KiB, 2 cores).
-UNTESTED = 32
+__all__ = ["HandleTable", "clear_slot"]
 
 
 class HandleTable(list[Any]):
@@ -21,7 +17,7 @@ class HandleTable(list[Any]):
 
     It stays a list: indexing, tests for None and loops mean what they meant. A pkl5 request is tested once as it is
     written, before anybody else can see it: most sends of an executor thread are small and complete at once, and leave
-    nothing to do but to count them. Where a native driver tests, the next UNTESTED writes after one in vain have none.
+    nothing to do but to count them. Where a native driver tests, the next writes after one in vain have none.
     `posted(table, slot, handle, error)` is called after any other handle was written; `error` is what that test raised.
     """
 
@@ -41,7 +37,7 @@ class HandleTable(list[Any]):
         sends, error, interrupted = self.sends, None, None
         if sends.untested:
             sends.untested -= 1
-        elif isinstance(value, tuple) and not (sends.slow or sends.off):
+        elif isinstance(value, tuple) and not (sends.slow or sends.off or sends.urgent):
             try:
                 if pkl5_complete(value):
                     list.__setitem__(self, index, None)
@@ -49,8 +45,7 @@ class HandleTable(list[Any]):
                     if sends.left or sends.pending:
                         self._overwritten(index, value)
                     return
-                if sends.native:  # else a relay thread would be woken for sends that are complete
-                    sends.untested = UNTESTED
+                sends.in_vain()
             except AttributeError:
                 pass  # another shape
             except Exception as raised:

@@ -24,6 +24,7 @@ from fakes import (
 )
 from rig import PEER, RANK, SETTINGS, SLOTS, Rig
 
+from trtllm_pp_progress.progress.sends import UNTESTED
 from trtllm_pp_progress.progress.slot_wait import wait_for_slot
 from trtllm_pp_progress.settings.core import Settings
 
@@ -281,17 +282,33 @@ def test_what_another_thread_posts_is_left_to_whoever_drives(native, woken, afte
     assert rig.counters.drives == 0
 
 
+def urgent(**state):
+    """Return a rig whose table is urgent, with a budget of 3 tests from C."""
+    rig = Rig(Settings(max_polls=3), driver=FakeDriver(native=True, tester=FakeTester()))
+    rig.table.sends.urgent = True
+    for name, value in state.items():
+        setattr(rig.table.sends, name, value)
+    return rig
+
+
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("after", [2, NEVER])
 def test_what_is_urgent_is_tested_by_whoever_posts_it(after, slow):
     """One budget, from C, unless tests are slow; the native driver has what is left."""
-    rig = Rig(Settings(max_polls=3), driver=FakeDriver(native=True, tester=FakeTester()))
-    rig.table.sends.urgent, rig.table.sends.slow, rig.table.sends.untested = True, slow, 1
+    rig = urgent(slow=slow)
     (part,) = rig.post(FakeParts([FakePart(after)]))
     complete = after == 2 and not slow
     assert part.tests == (0 if slow else min(after, 3))
     assert (rig.table[0] is None, rig.engine.pending()) == (complete, not complete)
     assert rig.driver.told == ["arm"] * (not complete)
+
+
+def test_where_nobody_waits_for_what_is_urgent_the_next_posts_cost_no_test():
+    """The pipeline is full; now and then it is asked again."""
+    rig = urgent()
+    posts = [rig.post(FakeParts([FakePart(NEVER)]), slot=turn % len(rig.table))[0] for turn in range(UNTESTED + 2)]
+    assert [part.tests for part in posts[: UNTESTED + 1]] == [3] + [0] * (UNTESTED - 1) + [3]
+    assert posts[-1].tests == 0
 
 
 def test_what_is_urgent_is_left_to_the_relay_thread_where_tests_take_the_gil():

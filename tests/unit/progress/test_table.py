@@ -5,7 +5,8 @@ import pytest
 from fakes import NEVER, FakeDriver, FakePart, FakeParts, FakeRequest
 
 from trtllm_pp_progress.progress.engine import Engine
-from trtllm_pp_progress.progress.table import UNTESTED, HandleTable, clear_slot
+from trtllm_pp_progress.progress.sends import UNTESTED
+from trtllm_pp_progress.progress.table import HandleTable, clear_slot
 from trtllm_pp_progress.settings.core import Settings
 
 

@@ -554,7 +554,7 @@ def test_what_the_last_rank_does_not_drain_is_looked_at(era, monkeypatch):
     executor, engine = inline.executor, engine_of(inline.executor)
     inline.dist.pp_size, inline.dist.is_last_pp_rank = SLOTS, True
     engine.driver.tester = FakeTester()
-    at_post = 1 + engine.settings.max_polls
+    at_post = engine.settings.max_polls
     executor.send_handles[0] = parts = FakeParts([FakePart(at_post + 1)])
     assert (parts[0].tests, engine.pending()) == (at_post, True)
     executor._drain_relay_sends_before_forward(0)
